@@ -35,7 +35,7 @@ class DailyTrainAdminSite(AdminSite):
         protected = super().admin_view(view, cacheable)
 
         def respond(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
-            if two_factor.must_verify(request):
+            if request.user.is_active and request.user.is_staff and not two_factor.is_satisfied(request):
                 return HttpResponseRedirect(two_factor.get_verification_url(request))
             return protected(request, *args, **kwargs)
 

@@ -3,8 +3,9 @@
 Pages and APIs are synchronous Django, so they run as WSGI in two pools of threads: uploads reach their view as they
 arrive, files are sent piece by piece, and a request never changes threads. Few threads answer pages and API calls,
 because they compete for Python's lock: with 1,000 nodes, 16 took 1.5 times the CPU time of 3 for a request
-(benchmarks/results/operations.md). They get a request with its whole body, so a slow client occupies none of them. More
-threads serve files, because those wait for slow clients.
+(benchmarks/results/operations.md). More threads serve files, because those wait for slow clients, and answer requests
+for runs, which may fetch a repository for minutes. A request that is not a file reaches its thread with its whole body,
+so a slow client occupies none.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ Send = Callable[[Mapping[str, Any]], Awaitable[None]]
 FILE_PATH = re.compile(
     r"/api/node/v1/leases/\d+/blobs/|/runs/\d+/(weights|parts)/|/campaigns/[^/]+/files/|/graphs/|/download/"
 )
+RUN_REQUESTS = "/api/v1/runs"
 BODY_SECONDS = 30.0  # for the body of a request that is not a file
 DISCONNECTED = "dailytrain.disconnected"  # in the scope of a download: set when its client has hung up
 
@@ -58,7 +60,7 @@ file_application: Any = WSGIMiddleware(send_until_disconnect, workers=settings.W
 
 async def dispatch(scope: Scope, receive: Receive, send: Send) -> None:
     application = choose_application(scope)
-    if application is django_application and scope["type"] == "http":
+    if scope["type"] == "http" and not FILE_PATH.match(scope["path"]):
         try:
             async with asyncio.timeout(BODY_SECONDS):
                 receive = await read_whole_body(scope, receive)
@@ -66,7 +68,7 @@ async def dispatch(scope: Scope, receive: Receive, send: Send) -> None:
             await send({"type": "http.response.start", "status": 408, "headers": [(b"connection", b"close")]})
             await send({"type": "http.response.body", "body": b"The body did not arrive in time."})
             return
-    if application is not file_application or scope["method"] == "PUT":
+    if application is not file_application or scope["method"] not in ("GET", "HEAD"):
         await application(scope, receive, send)
         return
     scope[DISCONNECTED] = Event()
@@ -107,7 +109,8 @@ async def read_whole_body(scope: Scope, receive: Receive) -> Receive:
 def choose_application(scope: Scope) -> Any:
     if scope["type"] != "http":
         return django_application
-    return file_application if FILE_PATH.match(scope["path"]) else django_application
+    is_run_request = scope["method"] == "POST" and scope["path"] == RUN_REQUESTS
+    return file_application if is_run_request or FILE_PATH.match(scope["path"]) else django_application
 
 
 application = TrustedProxiesMiddleware(dispatch, settings.TRUSTED_PROXIES)

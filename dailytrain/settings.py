@@ -132,7 +132,7 @@ AUTH_PASSWORD_VALIDATORS = [{"NAME": "django.contrib.auth.password_validation.Mi
 TRUSTED_PROXIES = read_networks("TRUSTED_PROXIES", "127.0.0.1 ::1")
 # Threads of one web process for pages and API calls (`dailytrain/asgi.py`).
 WEB_THREADS = read_integer("WEB_THREADS", 4)
-# Threads of one web process for uploads and downloads of files.
+# Threads of one web process for files and for requests for runs.
 WEB_FILE_THREADS = read_integer("WEB_FILE_THREADS", 16)
 # Size limit of a request's body. Uploads of nodes have BLOB_MAX_BYTES, webhooks GITHUB_WEBHOOK_MAX_BYTES.
 DATA_UPLOAD_MAX_MEMORY_SIZE = 4 * 2**20

@@ -93,11 +93,6 @@ def get_cipher() -> Fernet:
     return Fernet(base64.urlsafe_b64encode(key))
 
 
-def must_verify(request: HttpRequest) -> bool:
-    """Return whether this user must pass the second factor before the admin opens."""
-    return request.user.is_active and bool(request.user.is_staff) and not is_satisfied(request)
-
-
 def is_satisfied(request: HttpRequest) -> bool:
     """Return whether this session has passed the second factor, or the site requires none."""
     return not settings.STAFF_TWO_STEP or is_verified(request)

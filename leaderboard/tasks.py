@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC
+from typing import Any
 
 from celery import shared_task
 from django.db import transaction
@@ -53,11 +55,6 @@ def send_alerts() -> None:
 
 
 @shared_task  # type: ignore[untyped-decorator]
-def update_track_hours() -> None:
-    track_hours.update_jobs()
-
-
-@shared_task  # type: ignore[untyped-decorator]
 def update_night_needs() -> None:
     night_nodes.update_night_needs(timezone.now())
 
@@ -69,78 +66,13 @@ def publish_and_score_releases() -> None:
 
 
 @shared_task  # type: ignore[untyped-decorator]
-def finetune_releases() -> None:
-    release_finetunes.start_finetunes()
-
-
-@shared_task  # type: ignore[untyped-decorator]
 def delete_old_milestones() -> None:
     releases.delete_old_milestones(timezone.now())
 
 
 @shared_task  # type: ignore[untyped-decorator]
-def expire_prompts() -> None:
-    generation.expire_generations()
-
-
-@shared_task  # type: ignore[untyped-decorator]
-def fill_seats() -> None:
-    swarm.fill_all_seats()
-
-
-@shared_task  # type: ignore[untyped-decorator]
-def store_configurations() -> None:
-    train.store_configurations()
-
-
-@shared_task  # type: ignore[untyped-decorator]
-def fill_ladders() -> None:
-    ladder.fill_ladders()
-
-
-@shared_task  # type: ignore[untyped-decorator]
-def update_confirmations() -> None:
-    confirmations.process_confirmations()
-
-
-@shared_task  # type: ignore[untyped-decorator]
-def process_message(message: int) -> None:
-    outbox.process_message(message)
-
-
-@shared_task  # type: ignore[untyped-decorator]
-def process_due_messages() -> None:
-    outbox.process_due()
-
-
-@shared_task  # type: ignore[untyped-decorator]
-def process_long_message(message: int) -> None:
-    outbox.process_message(message)
-
-
-@shared_task  # type: ignore[untyped-decorator]
 def process_due_long_messages() -> None:
     outbox.process_due(are_long=True)
-
-
-@shared_task  # type: ignore[untyped-decorator]
-def announce_events() -> None:
-    events.announce_events()
-
-
-@shared_task  # type: ignore[untyped-decorator]
-def report_progress() -> None:
-    comments.report_progress()
-
-
-@shared_task  # type: ignore[untyped-decorator]
-def delete_old_payloads() -> None:
-    deliveries.delete_old_payloads()
-
-
-@shared_task  # type: ignore[untyped-decorator]
-def delete_old_mirrors() -> None:
-    repositories.delete_old_mirrors()
 
 
 @shared_task  # type: ignore[untyped-decorator]
@@ -156,6 +88,25 @@ def recompute_standings(track_id: int) -> None:
         standings_store.recompute_standings(track)
 
 
-@shared_task  # type: ignore[untyped-decorator]
-def recompute_stale_standings() -> None:
-    standings_store.recompute_stale_standings()
+# --- functions of other modules ---------------------------------------------------------------------------------------
+
+
+def register(name: str, function: Callable[..., object]) -> Any:
+    return shared_task(name=f"leaderboard.tasks.{name}")(function)
+
+
+update_track_hours = register("update_track_hours", track_hours.update_jobs)
+finetune_releases = register("finetune_releases", release_finetunes.start_finetunes)
+expire_prompts = register("expire_prompts", generation.expire_generations)
+fill_seats = register("fill_seats", swarm.fill_all_seats)
+store_configurations = register("store_configurations", train.store_configurations)
+fill_ladders = register("fill_ladders", ladder.fill_ladders)
+update_confirmations = register("update_confirmations", confirmations.process_confirmations)
+process_message = register("process_message", outbox.process_message)
+process_due_messages = register("process_due_messages", outbox.process_due)
+process_long_message = register("process_long_message", outbox.process_message)
+announce_events = register("announce_events", events.announce_events)
+report_progress = register("report_progress", comments.report_progress)
+delete_old_payloads = register("delete_old_payloads", deliveries.delete_old_payloads)
+delete_old_mirrors = register("delete_old_mirrors", repositories.delete_old_mirrors)
+recompute_stale_standings = register("recompute_stale_standings", standings_store.recompute_stale_standings)

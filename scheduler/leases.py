@@ -9,6 +9,7 @@ import logging
 from contextlib import suppress
 from datetime import datetime, timedelta
 from itertools import islice
+from typing import Any
 
 from django.conf import settings
 from django.db import DatabaseError, IntegrityError, transaction
@@ -252,7 +253,7 @@ def end_lease(
     Raises LeaseEndedError if it is not active, or has not expired before that time.
     """
     now = timezone.now()
-    fields = {"ended_at": now, "reason": reason[:500], "outcome": outcome}
+    fields: dict[str, Any] = {"ended_at": now, "reason": reason[:500], "outcome": outcome}
     fields["seconds"] = Greatest(F("seconds"), limit_seconds(lease, seconds, now))
     where = Q(expires_at__lt=expired_before) if expired_before else None
     since = [Lease.State.ACTIVE]

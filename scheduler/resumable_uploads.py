@@ -9,7 +9,6 @@ from __future__ import annotations
 import fcntl
 import os
 import re
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -105,11 +104,6 @@ def finish_upload(sha256: str, path: Path) -> Blob:
         return storage.store_local_file(sha256, path)
     finally:
         path.unlink(missing_ok=True)
-
-
-def delete_partial_uploads(lease: int) -> None:
-    """Delete the partial files of a lease."""
-    shutil.rmtree(settings.UPLOADS / str(lease), ignore_errors=True)
 
 
 def list_leases_with_partials() -> list[int]:

@@ -7,11 +7,13 @@ of unfinished jobs (`scheduler.checkpoints` decides which of those have files).
 from __future__ import annotations
 
 import logging
+import shutil
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 from itertools import islice
 from pathlib import PurePosixPath
 
+from django.conf import settings
 from django.core.files.storage import default_storage
 from django.db import transaction
 from django.db.models import Exists, OuterRef, Q
@@ -39,7 +41,8 @@ def delete_expired(now: datetime | None = None) -> None:
     LogChunk.objects.filter(lease__ended_at__lt=now - timedelta(days=LOG_DAYS)).delete()
     JoinToken.objects.filter(expires_at__lt=now - timedelta(days=JOIN_TOKEN_DAYS)).delete()
     checkpoints = delete_superseded_checkpoints(now)
-    release_old_uploads(now)
+    uploads_end = now - timedelta(hours=UPLOAD_HOURS)  # checkpoints and job files keep their own
+    Lease.uploads.through.objects.filter(lease__ended_at__lt=uploads_end).delete()
     files = delete_unused_blobs(now) + delete_stray_files(now)
     delete_stale_partial_uploads()
     if checkpoints or files:
@@ -63,12 +66,6 @@ def delete_checkpoint(checkpoint: Checkpoint) -> bool:
         return False
     checkpoint.delete()
     return True
-
-
-def release_old_uploads(now: datetime) -> None:
-    """Delete the upload records of leases that ended long ago. Checkpoints and job files keep their own."""
-    ended = Lease.objects.filter(ended_at__lt=now - timedelta(hours=UPLOAD_HOURS))
-    Lease.uploads.through.objects.filter(lease__in=ended).delete()
 
 
 def delete_unused_blobs(now: datetime) -> int:
@@ -118,7 +115,7 @@ def list_stored_files() -> Iterator[str]:
 def delete_stale_partial_uploads() -> None:
     active = set(Lease.objects.filter(state=Lease.State.ACTIVE).values_list("pk", flat=True))
     for lease in set(resumable_uploads.list_leases_with_partials()) - active:
-        resumable_uploads.delete_partial_uploads(lease)
+        shutil.rmtree(settings.UPLOADS / str(lease), ignore_errors=True)
 
 
 def is_older(name: str, than: datetime) -> bool:

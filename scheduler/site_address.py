@@ -9,11 +9,6 @@ from django.conf import settings
 LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "::1")
 
 
-def is_local_site() -> bool:
-    """Return whether only this machine can reach the site."""
-    return urlsplit(settings.SITE_URL).hostname in LOOPBACK_HOSTS
-
-
 def build_network_options() -> list[str]:
     """Return the options of `docker run` with which a container reaches a local site: the host's network."""
-    return ["--network", "host"] if is_local_site() else []
+    return ["--network", "host"] if urlsplit(settings.SITE_URL).hostname in LOOPBACK_HOSTS else []

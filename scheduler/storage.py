@@ -27,6 +27,8 @@ from scheduler.models import Blob
 from trainer import protocol
 
 CHUNK = 2**20
+RELEASED = (".py", ".jsonl", ".jsonl.xz")
+"""Ends of the names of a release's files: sources, and texts that jobs read."""
 
 
 class HashingStream(File):  # type: ignore[type-arg]
@@ -213,7 +215,7 @@ def pack_sources(package: Path) -> bytes:
     """Return an uncompressed tar of a package's Python files and texts, without owners and times of this machine."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.USTAR_FORMAT) as archive:
-        for path in sorted((*package.rglob("*.py"), *package.rglob("*.jsonl.xz"))):
+        for path in sorted(path for ending in RELEASED for path in package.rglob(f"*{ending}")):
             if path.is_symlink() or not path.is_file():
                 continue
             content = path.read_bytes()

@@ -5,14 +5,14 @@ Of a job: the table of its events, and the one function that applies an event or
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from django.db import models, transaction
 from django.utils import timezone
 
-from scheduler.job_kinds import JobKind, get_job_kind
+from scheduler.job_kinds import get_job_kind
 from scheduler.models import Event, Job
 from trainer import protocol
 
@@ -75,42 +75,28 @@ class JobEvent(models.TextChoices):
     RETRY = "retry", "its run is retried"
 
 
-def call_done(kind: JobKind, job: Job) -> None:
-    kind.handle_done(job, job.result)
-
-
-def call_failure(kind: JobKind, job: Job) -> None:
-    kind.handle_failure(job, job.cause, job.reason)  # type: ignore[arg-type]
-
-
-def call_requeue(kind: JobKind, job: Job) -> None:
-    kind.handle_requeue(job, job.reason)
-
-
-def call_cancellation(kind: JobKind, job: Job) -> None:
-    kind.handle_cancellation(job, job.reason)
-
-
 @dataclass(frozen=True)
 class JobTransition:
     since: tuple[State, ...]
     to: State
     message: str = "{reason}"
-    call_handler: Callable[[JobKind, Job], None] | None = None
-    """Tells the kind of the job."""
+    handler: tuple[str, ...] = ()
+    """Method of `JobKind` that is called then, and the columns of the job that it gets."""
 
 
+DONE, FAILURE = ("handle_done", "result"), ("handle_failure", "cause", "reason")
+REQUEUE, CANCELLATION = ("handle_requeue", "reason"), ("handle_cancellation", "reason")
 CANCELLED, HELD = "Cancelled: {reason}", "Held: {reason}"
 JOB_TRANSITIONS: Mapping[JobEvent, JobTransition] = {
     JobEvent.TAKE: JobTransition((State.QUEUED,), State.LEASED),
-    JobEvent.FINISH: JobTransition((State.LEASED,), State.DONE, "Done.", call_done),
-    JobEvent.FAIL: JobTransition((State.QUEUED, State.LEASED), State.FAILED, "Failed: {reason}", call_failure),
-    JobEvent.LEAVE: JobTransition((State.LEASED,), State.QUEUED, "Back in the queue: {reason}", call_requeue),
-    JobEvent.LEAVE_HELD: JobTransition((State.LEASED,), State.HELD, HELD, call_requeue),
-    JobEvent.STOP: JobTransition((State.LEASED,), State.CANCELLED, CANCELLED, call_cancellation),
+    JobEvent.FINISH: JobTransition((State.LEASED,), State.DONE, "Done.", DONE),
+    JobEvent.FAIL: JobTransition((State.QUEUED, State.LEASED), State.FAILED, "Failed: {reason}", FAILURE),
+    JobEvent.LEAVE: JobTransition((State.LEASED,), State.QUEUED, "Back in the queue: {reason}", REQUEUE),
+    JobEvent.LEAVE_HELD: JobTransition((State.LEASED,), State.HELD, HELD, REQUEUE),
+    JobEvent.STOP: JobTransition((State.LEASED,), State.CANCELLED, CANCELLED, CANCELLATION),
     JobEvent.HOLD: JobTransition((State.QUEUED,), State.HELD, HELD),
     JobEvent.QUEUE: JobTransition((State.HELD,), State.QUEUED, "Queued again."),
-    JobEvent.CANCEL: JobTransition(WAITING_STATES, State.CANCELLED, CANCELLED, call_cancellation),
+    JobEvent.CANCEL: JobTransition(WAITING_STATES, State.CANCELLED, CANCELLED, CANCELLATION),
     JobEvent.RECALL: JobTransition(WAITING_STATES, State.CANCELLED),
     JobEvent.RETRY: JobTransition((State.FAILED, State.DONE), State.QUEUED, "Queued again."),
 }
@@ -128,8 +114,9 @@ def apply_job_event(job: Job, event: JobEvent, *, actor: str, reason: str = "", 
     message = step.message.format(reason=reason)
     if not transition(job, step.to, since=step.since, actor=actor, message=message, **fields):
         raise StateError(f"Job {job.pk} is {job.state}. So this is not possible: {event.label}.")
-    if step.call_handler is not None:
-        step.call_handler(get_job_kind(job), job)
+    if step.handler:
+        name, *columns = step.handler
+        getattr(get_job_kind(job), name)(job, *(getattr(job, column) for column in columns))
 
 
 # --- requests by people -----------------------------------------------------------------------------------------------

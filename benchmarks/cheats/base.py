@@ -16,7 +16,15 @@ from trainer.scoring.heldout_text import EncodedDocument
 
 V, T, WIDTH = 64, 32, 16
 Verdict = Literal[
-    "honest", "does not trace", "does not load", "no effect", "charged", "corrected", "refused", "does not run"
+    "does not run",
+    "does not trace",
+    "does not load",
+    "no effect",
+    "charged",
+    "corrected",
+    "differs",
+    "refused",
+    "honest",
 ]
 Files = dict[str, bytes]
 
@@ -64,6 +72,7 @@ class Case:
     expected: Verdict
     build: Callable[[], Any]  # returns the architecture's module; runs in the tracing process
     edit: Callable[[Files], Files] | None = None  # changes the files after tracing
+    train: Callable[[nn.Module], None] | None = None  # changes the initial weights before the score
 
 
 def vary(**methods: Any) -> SimpleNamespace:

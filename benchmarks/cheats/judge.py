@@ -13,7 +13,16 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from benchmarks.cheats import bombs, forged_files, hidden_work, honest_models, looking_ahead, side_effects, untraceable
+from benchmarks.cheats import (
+    bombs,
+    forged_files,
+    hidden_work,
+    honest_models,
+    looking_ahead,
+    side_effects,
+    test_text,
+    untraceable,
+)
 from benchmarks.cheats.base import Case, T, V, Verdict, sample_text
 from trainer.errors import ModelError, to_one_line
 from trainer.graph.counting import count_training_cost
@@ -35,6 +44,7 @@ CASES: list[Case] = [
     *looking_ahead.CASES,
     *forged_files.CASES,
     *bombs.CASES,
+    *test_text.CASES,
 ]
 ERROR_FILE, BROKEN_FILE = "error.txt", "broken.txt"
 CHARGED = 1.05  # times the honest FLOPs
@@ -106,13 +116,17 @@ class Judge:
         if number and traced.to_files() == self.honest.to_files():
             return Judgment("no effect", "the same four files as the honest architecture")
         try:
-            return self.compare(number, self.score(traced), max(map(np.divide, flops, self.honest_flops)))
+            return self.compare(
+                number, self.score(traced, CASES[number]), max(map(np.divide, flops, self.honest_flops))
+            )
         except ModelError as error:
             return Judgment("refused", str(error))
 
     def compare(self, number: int, score: TextScore, ratio: float) -> Judgment:
         found, plain = score.bits.bits_per_byte, score.bits_per_byte_uncorrected
         figures = f"{plain:.3f} bits, corrected {found:.3f} ± {score.bits.stderr or 0:.3f}; {ratio:.2f} x the FLOPs"
+        if score.difference and score.difference.is_beyond_noise and CASES[number].train:
+            return Judgment("differs", f"{plain:.3f} bits; {score.difference.nats:+.3f} nats by the training graph")
         if score.correction.is_beyond_rounding:
             return Judgment("corrected", figures)
         if score.untrained.is_better:
@@ -133,12 +147,16 @@ class Judge:
         summary = describe_traced(traced)
         return summary["flops_per_token"], summary["scoring_flops_per_token"]
 
-    def score(self, traced: TracedArchitecture) -> TextScore:
+    def score(self, traced: TracedArchitecture, case: Case | None = None) -> TextScore:
         torch.manual_seed(0)
         scorer = ModelScorer(build_model(traced), torch.device("cpu"), T)
+        untrained = scorer
+        if case is not None and case.train:
+            untrained = ModelScorer(build_model(traced), torch.device("cpu"), T)
+            case.train(scorer.model)
         reference: Losses | None = getattr(self, "honest_score", None) and self.honest_score.losses
         ones, rng = np.ones(V, np.int64), np.random.default_rng(0)
-        return score_text(scorer, scorer, sample_text(), ones, 0, lambda *_: None, reference, rng)
+        return score_text(scorer, untrained, sample_text(), ones, 0, lambda *_: None, reference, rng)
 
 
 def judge_all(folder: Path) -> Iterator[tuple[Case, Judgment]]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
@@ -101,10 +100,6 @@ def find_problem(path: Path, sha256: str) -> str:
 # --- keys ------------------------------------------------------------------------------------------------------------
 
 
-def list_keys(folder: Path) -> Iterator[Path]:
-    return (path for path in sorted(folder.glob("*")) if path.is_file() and path.suffix != ".replaced")
-
-
 def copy_keys(source: Path, target: Path, *, replace: bool = False) -> int:
     """Copy the keys that differ, readable for their owner only; return their number.
 
@@ -112,20 +107,20 @@ def copy_keys(source: Path, target: Path, *, replace: bool = False) -> int:
     name: each process of a new site creates missing keys when it starts.
     """
     target.mkdir(parents=True, exist_ok=True, mode=0o700)
-    changed = [path for path in list_keys(source) if read_key(target / path.name) != path.read_bytes()]
-    for path in changed:
+    keys = (path for path in sorted(source.glob("*")) if path.is_file() and path.suffix != ".replaced")
+    changed = 0
+    for path in keys:
         copy = target / path.name
         if copy.exists():
+            if copy.read_bytes() == path.read_bytes():
+                continue
             if not replace:
                 raise CommandError(f"{copy} is another key than {path}. Use another folder for the backup.")
             copy.rename(copy.with_name(f"{copy.name}.replaced"))
         shutil.copyfile(path, copy)
         copy.chmod(0o600)
-    return len(changed)
-
-
-def read_key(path: Path) -> bytes | None:
-    return path.read_bytes() if path.exists() else None
+        changed += 1
+    return changed
 
 
 def get_keys_folder() -> Path:

@@ -6,16 +6,14 @@ The cache of prepared datasets is in the folder, too. A rehearsal leaves it in a
 from __future__ import annotations
 
 import os
-import sys
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
 
 from django.conf import settings
 from django.core.management.base import CommandError
 
 MARK_VARIABLE = "DAILYTRAIN_REHEARSAL"
+"""Of a process with the settings of a rehearsal's own site: its folder."""
 INHERITED = (
     *(
         "PATH",
@@ -37,11 +35,6 @@ MAX_PATH = 90
 """Characters of the folder's path. The path of Redis's socket below it may have 107."""
 
 
-def is_isolated() -> bool:
-    """Whether this process has the settings of a rehearsal's own site."""
-    return os.environ.get(MARK_VARIABLE) == str(settings.HOME)
-
-
 def create_folder(requested: str | None) -> Path:
     """Create the folder of the rehearsal's site. Raises CommandError if it is in use."""
     if requested is None:
@@ -53,12 +46,6 @@ def create_folder(requested: str | None) -> Path:
     if any(folder.iterdir()):
         raise CommandError(f"{folder} is not empty. Give another --home.")
     return folder
-
-
-def restart_isolated(folder: Path, port: int, arguments: Sequence[str]) -> NoReturn:
-    """Replace this process by `manage.py` with these arguments and the environment of the rehearsal."""
-    command = [sys.executable, str(settings.BASE_DIR / "manage.py"), *arguments]
-    os.execve(command[0], command, build_environment(folder, port))  # noqa: S606  (no shell needed)
 
 
 def build_environment(folder: Path, port: int) -> dict[str, str]:

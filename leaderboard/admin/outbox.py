@@ -35,7 +35,7 @@ class OutboxMessageAdmin(ReadOnlyAdmin):
 
 @admin.register(Installation)
 class InstallationAdmin(ReadOnlyAdmin):
-    list_display = ("account", "number", "suspended", "repositories", "created_at")
+    list_display = ("account", "number", "suspended", "created_at")
 
 
 @admin.register(GitHubRepository)

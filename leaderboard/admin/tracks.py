@@ -6,7 +6,6 @@ import json
 from typing import Any
 
 from django import forms
-from django.conf import settings
 from django.contrib import admin
 from django.core.exceptions import PermissionDenied
 from django.db.models import QuerySet
@@ -15,7 +14,6 @@ from django.shortcuts import get_object_or_404
 from django.template.response import TemplateResponse
 from django.urls import URLPattern, path
 from django.utils import timezone
-from django.utils.cache import add_never_cache_headers
 
 from leaderboard import runs
 from leaderboard.actions import perform_run_action
@@ -254,40 +252,10 @@ class NightAdmin(NoAddAdmin):
 
 
 @admin.register(ApiToken)
-class ApiTokenAdmin(ChangedFieldsAdmin):
+class ApiTokenAdmin(NoAddAdmin):
+    """Users create their own tokens (`views.api_tokens`)."""
+
     list_display = ("name", "owner", "scope", "created_at", "last_used_at", "revoked")
     list_select_related = ("owner",)
-    readonly_fields = ("created_at", "last_used_at")
-
-    def get_fields(self, request: HttpRequest, obj: ApiToken | None = None) -> tuple[str, ...]:
-        return ("name", "owner", "scope", *(["revoked", "created_at", "last_used_at"] if obj else []))
-
-    def get_readonly_fields(self, request: HttpRequest, obj: ApiToken | None = None) -> tuple[str, ...]:
-        return (*self.readonly_fields, "owner", "scope") if obj else self.readonly_fields
-
-    def get_changeform_initial_data(self, request: HttpRequest) -> dict[str, Any]:
-        return {"owner": get_user(request).pk}
-
-    def save_model(self, request: HttpRequest, obj: ApiToken, form: forms.ModelForm[ApiToken], change: bool) -> None:
-        if not change:
-            request.secret = obj.draw_secret()  # type: ignore[attr-defined]
-        super().save_model(request, obj, form, change)
-
-    def response_add(self, request: HttpRequest, obj: ApiToken, post_url_continue: str | None = None) -> HttpResponse:
-        """Show the secret in this response only: it is stored in no session, message or database."""
-        secret: str = request.secret  # type: ignore[attr-defined]
-        context = {"title": f"Token {obj.name}", "secret": secret, "curl": build_curl_command(secret)}
-        context |= self.admin_site.each_context(request)
-        response = TemplateResponse(request, "admin/leaderboard/apitoken/created.html", context)
-        add_never_cache_headers(response)
-        return response
-
-
-def build_curl_command(secret: str) -> str:
-    """Return the command by which a CI job requests a run."""
-    return (
-        f"curl --fail-with-body {settings.SITE_URL}/api/v1/runs \\\n"
-        f"  -H 'Authorization: Bearer {secret}' -H 'Content-Type: application/json' \\\n"
-        '  -d "{\\"repository\\": \\"$(git remote get-url origin)\\", \\"sha\\": \\"$(git rev-parse HEAD)\\",'
-        ' \\"architecture\\": \\"gpt\\", \\"title\\": \\"$(git log -1 --format=%h)\\"}"'
-    )
+    fields = ("name", "owner", "scope", "revoked", "created_at", "last_used_at")
+    readonly_fields = ("owner", "scope", "created_at", "last_used_at")

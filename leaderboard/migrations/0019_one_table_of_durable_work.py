@@ -29,11 +29,16 @@ def copy_deliveries(apps: Any, schema_editor: Any) -> None:
 
 
 class Migration(migrations.Migration):
-    """Webhooks and preparations of seasons are rows of the outbox. A preparation that runs is requested again."""
+    """Webhooks and preparations of seasons are rows of the outbox. A preparation that runs is requested again.
+
+    What GitHub says of installed repositories was stored and never read.
+    """
 
     dependencies = [("leaderboard", "0018_one_default_track")]
     operations = [
         migrations.RunPython(copy_deliveries, migrations.RunPython.noop),
         migrations.DeleteModel(name="Delivery"),
         migrations.DeleteModel(name="SeasonPreparation"),
+        migrations.RemoveField(model_name="pullrequest", name="installation"),
+        migrations.RemoveField(model_name="installation", name="repositories"),
     ]

@@ -12,9 +12,6 @@ class Installation(models.Model):
     number = models.BigIntegerField(unique=True, help_text="GitHub's id of the installation.")
     account = models.CharField(max_length=120)
     suspended = models.BooleanField(default=False, help_text="Suspended or removed: the site sends no requests.")
-    repositories = models.JSONField(
-        default=list, blank=True, help_text="Full names of the repositories, as reported by GitHub."
-    )
     created_at = models.DateTimeField(default=timezone.now)
 
     def __str__(self) -> str:
@@ -46,7 +43,6 @@ class PullRequest(models.Model):
 
     repository = models.CharField(max_length=200, help_text="Full name of the base repository: owner/name.")
     number = models.PositiveIntegerField()
-    installation = models.ForeignKey(Installation, null=True, blank=True, on_delete=models.SET_NULL, related_name="+")
     state = models.CharField(max_length=8, choices=State.choices, default=State.OPEN)
     title = models.CharField(max_length=300, blank=True)
     author = models.CharField(max_length=120, blank=True, help_text="GitHub login.")

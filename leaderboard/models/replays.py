@@ -18,8 +18,6 @@ class Replay(models.Model):
         DIFFERED = "differed"
         ABANDONED = "abandoned"  # it could not be trained again; says nothing about the run
 
-    OVER = (State.AGREED, State.DIFFERED, State.ABANDONED)
-
     run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="replays")
     node = models.ForeignKey(
         Node,

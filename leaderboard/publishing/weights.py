@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
-
-from django.urls import reverse
 
 from leaderboard.graphs import FOLDER
 from leaderboard.models import Publication, Run
@@ -30,25 +27,6 @@ NOTEBOOK_MODEL = "model/"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.txt")
 SOURCE = "source.tar"
 """The entry's own `trainer/models/`."""
-
-
-@dataclass(frozen=True)
-class WeightFile:
-    """A downloadable file."""
-
-    path: str
-    """Path in the run's folder, as `dailytrain` reads it."""
-    blob: Blob
-    url: str
-
-
-def list_weight_files(run: Run, name: str = FINAL) -> list[WeightFile]:
-    """Return the files of a run's final weights, or of one of its releases; none while there are none."""
-    files = dict(find_weight_blobs(run, name))
-    return [
-        WeightFile(path, blob, reverse("run-weights", args=[run.pk, name, path]))
-        for path, blob in sorted(files.items())
-    ]
 
 
 def find_weight_blobs(run: Run, name: str) -> Iterator[tuple[str, Blob]]:

@@ -42,9 +42,9 @@ def take_packets(lease: Lease, message: protocol.TakePackets) -> protocol.TakePa
     if count:
         assigned += assign_packets(lease, campaign, volunteer, count)
     if assigned:
-        return protocol.TakePacketsReply(
-            packets=tuple(messages.build_packet(packet, campaign, purpose) for packet, purpose in assigned)
-        )
+        chunks = [(packet, messages.build_chunks(packet, campaign, purpose)) for packet, purpose in assigned]
+        packets = (protocol.Packet(packet=packet.pk, document=packet.document, chunks=each) for packet, each in chunks)
+        return protocol.TakePacketsReply(packets=tuple(packets))
     if count == 0 and message.count > 0:
         return protocol.TakePacketsReply(wait_seconds=WAIT_SECONDS if active else QUOTA_WAIT_SECONDS)
     if not campaign.is_exhausted or campaign.packets.filter(state=Packet.State.ASSIGNED).exists():

@@ -25,10 +25,6 @@ def build_chunks(packet: Packet, campaign: Campaign, purpose: str) -> tuple[prot
     )
 
 
-def build_packet(packet: Packet, campaign: Campaign, purpose: str) -> protocol.Packet:
-    return protocol.Packet(packet=packet.pk, document=packet.document, chunks=build_chunks(packet, campaign, purpose))
-
-
 def build_order(campaign: Campaign) -> protocol.RephraseOrder:
     """Return the order of a rephrase job; the same for all sessions of a campaign."""
     return protocol.RephraseOrder(

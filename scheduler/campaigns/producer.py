@@ -10,6 +10,7 @@ import fcntl
 import hashlib
 import json
 import logging
+import shutil
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -89,7 +90,7 @@ def create_packets(campaign: Campaign, count: int) -> int:
             batch = list(read_batch(rows))
             if not batch:
                 if get_unmoved(campaign).update(is_exhausted=True):
-                    sources.delete_downloads(campaign)
+                    shutil.rmtree(sources.get_download_folder(campaign), ignore_errors=True)
                 break
             added = store_batch(campaign, batch, model)
             if added is None:

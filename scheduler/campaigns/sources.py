@@ -193,10 +193,6 @@ def download_file(campaign: Campaign, name: str, path: Path) -> None:
         raise SourceError(str(error)) from error
 
 
-def delete_downloads(campaign: Campaign) -> None:
-    shutil.rmtree(get_download_folder(campaign), ignore_errors=True)
-
-
 def read_file(path: Path, name: str, start: int, field: str) -> Iterator[tuple[int, str | None]]:
     """Yield row number and text of a file's rows, from row `start` on. Raise SourceError if it cannot be read."""
     try:

@@ -91,12 +91,8 @@ def campaign(request: HttpRequest, slug: str) -> HttpResponse:
     return render(request, "campaigns/campaign.html", context)
 
 
-def compute_live_etag(request: HttpRequest, slug: str) -> str:
-    return f'"{Event.get_latest_id()}-{int(timezone.now().timestamp() / LIST_SECONDS)}"'
-
-
 @require_safe
-@condition(etag_func=compute_live_etag)
+@condition(lambda *_, **__: f'"{Event.get_latest_id()}-{int(timezone.now().timestamp() / LIST_SECONDS)}"')
 def campaign_live(request: HttpRequest, slug: str) -> JsonResponse:
     found = get_started_campaign(slug)
     context = build_live_context(found)

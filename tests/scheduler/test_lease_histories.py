@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -89,7 +90,8 @@ class PoolWorld:
             getattr(transitions, step)(Job.objects.get(pk=self.jobs[target]), "ada", "Because.")
         elif step in ("queue_job", "retry_job"):
             self.final_states.pop(self.jobs[target], None) if step == "retry_job" else None
-            getattr(transitions, step)(Job.objects.get(pk=self.jobs[target]), "ada")
+            with suppress(transitions.StateError):
+                getattr(transitions, step)(Job.objects.get(pk=self.jobs[target]), "ada")
         elif target in self.last_leases:
             self.report_step(step, Lease.objects.select_related("job", "node").get(pk=self.last_leases[target]))
 

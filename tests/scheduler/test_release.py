@@ -18,10 +18,11 @@ def test_release_contains_only_python_files_and_texts(tmp_path: Path) -> None:
     (package / "train.py").write_text("# train\n")
     (package / "secret.key").write_text("secret")
     (package / "text.jsonl.xz").write_bytes(b"x")
+    (package / "questions.jsonl").write_bytes(b"x")
     (package / "__pycache__" / "train.pyc").write_bytes(b"x")
     (package / "link.py").symlink_to("/etc/passwd")
     with tarfile.open(fileobj=io.BytesIO(storage.pack_sources(package))) as archive:
-        assert archive.getnames() == ["trainer/text.jsonl.xz", "trainer/train.py"]
+        assert archive.getnames() == ["trainer/questions.jsonl", "trainer/text.jsonl.xz", "trainer/train.py"]
         member = archive.getmembers()[0]
         assert (member.uid, member.gid, member.mtime, member.uname, member.mode) == (0, 0, 0, "", 0o644)
 

@@ -79,7 +79,7 @@ def report_rows() -> dict[str, Any]:
 
     job = get("scheduler.Job").get(kind="train")
     return {
-        "season": get("leaderboard.Season").values("name", "corpus", "test_tokens").get(),
+        "season": get("leaderboard.Season").values("name", "corpus", "test_tokens", "test_secret").get(),
         "track": get("leaderboard.Track").values("slug", "milestones", "releases", "followed_track").get(),
         "run": get("leaderboard.Run").filter(seed=1).values("seed", "budget", "purpose", "release").get(),
         "releases": dict(get("leaderboard.Publication").order_by("step").values_list("name", "is_release")),

@@ -22,7 +22,7 @@ def test_rows_of_the_first_release_survive_all_migrations(tmp_path: Path) -> Non
     done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == {
-        "season": {"name": "First", "corpus": "fineweb-edu", "test_tokens": 2_000_000},
+        "season": {"name": "First", "corpus": "fineweb-edu", "test_tokens": 2_000_000, "test_secret": ""},
         "track": {"slug": "long", "milestones": 10, "releases": 10, "followed_track": None},
         "run": {"seed": 1, "budget": "24h", "purpose": "entry", "release": None},
         # What was scored, is being scored or was published is a release; another one is a milestone.

@@ -188,6 +188,7 @@ def find_text(text: str) -> list[str]:
 def test_account_with_access_to_the_admin_is_not_deleted(client: Client, user: User) -> None:
     permissions.grant_role(user, permissions.COORDINATOR, None)
     client.force_login(user)
+    client.post("/accounts/reauthenticate/", {"password": PASSWORD})
     response = client.post("/accounts/your-data/delete/", {"username": NAME})
     assert response.status_code == 400
     assert "Ask a superuser to revoke its roles first" in response.content.decode()

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from trainer.rephrase.backends import Completion
-from trainer.rephrase.completion_model import CompletionModel, CompletionRequest
+from trainer.rephrase.backends.protocol import CompletionModel, CompletionRequest
 from trainer.rephrase.prompts import STYLES, build_prompt
 from trainer.rephrase.serve import CompletionServer
 

@@ -48,6 +48,12 @@ class LeaseRecord:
     def finish(self) -> protocol.FinishLease | None:
         return self.finishes[-1] if self.finishes else None
 
+    @property
+    def end(self) -> protocol.FinishLease:
+        """How the lease has ended."""
+        assert self.finish is not None
+        return self.finish
+
 
 class NodeApiServer:
     def __init__(self, lease_seconds: float = 2.0) -> None:

@@ -90,6 +90,8 @@ if json.loads((run / "run.json").read_text()).get("sleeps"):
 if json.loads((run / "run.json").read_text()).get("cheats"):
     print(json.dumps({"failed": "The model looks ahead.", "fault": "model"}))
     raise SystemExit(3)
+if json.loads((run / "run.json").read_text()).get("breaks"):
+    import no_such_package
 reference = None
 if "--items" in options:
     Path(options["--items"]).write_text("items")

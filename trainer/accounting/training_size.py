@@ -175,26 +175,33 @@ def compute_model_size(
 
 
 def explain_too_large(
-    config: Mapping[str, Any], budget: str, card_bytes: int, vocabulary_size: int | None = None
+    config: Mapping[str, Any],
+    budget: str,
+    memory_bytes: int,
+    vocabulary_size: int | None = None,
+    on_cpu: bool = False,
 ) -> str:
-    """Return why GPUs of `card_bytes` each cannot hold the model of a configuration; empty if they can or may.
+    """Return why the model of a configuration does not fit into memory; empty if it does or may.
 
-    Counted are weights, gradients and optimizer state. Without a depth the size is that which the budget gives.
+    `memory_bytes`: of each GPU, or that which all processes on the CPU share. Counted are weights, gradients and
+    optimizer state. Without a depth the size is that which the budget gives.
     """
     has_depth = "depth" in config.get("model", {})
     sized = {**config, "model": {"depth": choose_gpu_depth(Budget.parse(budget)), **config.get("model", {})}}
     size = compute_model_size(sized, vocabulary_size=vocabulary_size)
     devices = config.get("devices", 1)
-    share = devices if config.get("train", {}).get("strategy") in SHARDED else 1
-    if size is None or (needed := (size.checkpoint_bytes + size.gradient_bytes) // share) <= card_bytes:
+    is_sharded = config.get("train", {}).get("strategy") in SHARDED
+    share = (devices if is_sharded else 1) / (devices if on_cpu else 1)
+    if size is None or (needed := (size.checkpoint_bytes + size.gradient_bytes) / share) <= memory_bytes:
         return ""
     arch = config.get("arch", "gpt")
     follows_budget = not has_depth and arch not in RWKV5_SHAPES
     origin = f" without a size gets depth {size.depth} for the budget {budget} and then" if follows_budget else ""
-    cards = f"each of the {devices} GPUs" if devices > 1 else "the GPU"
+    cards = "this machine" if on_cpu else f"each of the {devices} GPUs" if devices > 1 else "the GPU"
+    free = " free" if on_cpu else ""
     return (
         f"{arch}{origin} has {size.parameters / 1e9:.1f} billion parameters: weights, gradients and optimizer state "
-        f"take {needed / GB:,.0f} GB on {cards}, with {card_bytes / GB:,.0f} GB of memory. "
+        f"take {needed / GB:,.0f} GB on {cards}, with {memory_bytes / GB:,.0f} GB of{free} memory. "
         f"Name a smaller size: {suggest_sizes(arch)}."
     )
 

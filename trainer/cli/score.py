@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib.util
 import json
 import sys
 import time
@@ -70,6 +71,9 @@ def score(options: argparse.Namespace) -> dict[str, Any]:
         raise UserError(f"--items: there is no folder {options.items.parent}")
     names = [name.strip() for name in options.suite.split(",") if name.strip()]
     tasks, missing = benchmark_tasks.split_by_available_data(names, options.eval_data)
+    if tasks and importlib.util.find_spec("lm_eval") is None:
+        print("lm-eval is not installed, so the benchmarks are left out: pip install 'dailytrain[training]'")  # noqa: T201 (to standard error)
+        tasks, missing = [], names
     run = RunFolder.open(options.run, options.checkpoint)
     with show_progress() as progress:
         progress("reading the text", 0)
@@ -115,7 +119,7 @@ def print_record(record: dict[str, Any]) -> None:
         seconds = f" in {record['suite_seconds'][task]:.0f} s" if task in record["suite_seconds"] else ""
         table.add_row(task, ", ".join(f"{name} {format_value(*pair)}" for name, pair in metrics.items()) + seconds)
     if record["suite_missing"]:
-        table.add_row("without data", ", ".join(record["suite_missing"]))
+        table.add_row("left out", ", ".join(record["suite_missing"]))
     for line in describe_check_lines(record):
         table.add_row(*line)
     Console().print(table)

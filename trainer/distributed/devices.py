@@ -85,6 +85,8 @@ def import_fabric() -> None:
         sys.modules["torchmetrics"] = None  # type: ignore[assignment]
     try:
         importlib.import_module("lightning_fabric")
+    except ModuleNotFoundError as error:
+        raise MachineError(f"training needs the package {error.name}: pip install 'dailytrain[training]'") from error
     finally:
         if absent:
             del sys.modules["torchmetrics"]

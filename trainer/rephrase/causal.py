@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, LogitsProcessor
 
-from trainer.rephrase.backends.protocol import Completion
-from trainer.rephrase.completion_model import CompletionRequest
+from trainer.rephrase.backends.protocol import Completion, CompletionRequest
 
 
 class CausalCompletionModel:

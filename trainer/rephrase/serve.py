@@ -23,8 +23,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from trainer.errors import ExitCode, print_error
-from trainer.rephrase.backends.protocol import Completion
-from trainer.rephrase.completion_model import CompletionModel, CompletionRequest
+from trainer.rephrase.backends.protocol import Completion, CompletionModel, CompletionRequest
 
 BATCH_WAIT_SECONDS = 0.02  # how long a prompt waits for others to share its batch
 MAX_BODY_BYTES = 4 << 20

@@ -11,8 +11,7 @@ from __future__ import annotations
 
 from trainer.sandbox.bubblewrap import BubblewrapDriver
 from trainer.sandbox.docker import DockerDriver
-from trainer.sandbox.driver import SandboxDriver
-from trainer.sandbox.process import SandboxProcess
+from trainer.sandbox.process import SandboxDriver, SandboxProcess
 from trainer.sandbox.spec import Mount, ResourceLimits, SandboxError, SandboxSpec
 from trainer.sandbox.unsandboxed import UnsandboxedDriver
 

@@ -10,7 +10,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 from trainer.sandbox.meter import ResourceMeter
 from trainer.sandbox.spec import OutputStream, SandboxError, SandboxSpec
@@ -148,3 +148,15 @@ def find_command_error(command: Sequence[str]) -> str | None:
         return str(error)
     lines = result.stderr.strip().splitlines() or [f"exit code {result.returncode}"]
     return lines[0] if result.returncode else None
+
+
+class SandboxDriver(Protocol):
+    """One way of confining a command. Constructed without arguments."""
+
+    name: str
+
+    def find_problem(self) -> str | None:
+        """Run a test command; return None if this driver works on this machine, else a sentence that says why not."""
+
+    def start(self, spec: SandboxSpec, stdout: OutputStream, stderr: OutputStream) -> SandboxProcess:
+        """Start the command with empty standard input; raise `SandboxError` if it cannot be started."""

@@ -32,6 +32,7 @@ from trainer.config.resolve import RESUMABLE_FIELDS, serialize_config
 from trainer.data.shards import write_file
 from trainer.errors import UnusableCheckpointError, UserError, is_machine_failure, to_one_line
 from trainer.graph.files import TracedArchitecture
+from trainer.models import PRESETS
 from trainer.ops.attention import describe_kernels
 from trainer.protocol.files import OPTIMIZER_FILE
 from trainer.training.finetune import describe_lineage
@@ -157,9 +158,12 @@ def check_run_folder(run: Run) -> None:
 def log_run_summary(run: Run, saved: Mapping[str, Any], console: Console) -> None:
     """Print the computed configuration, wasted tokens and lineage. `saved`: settings of the run that is resumed."""
     total = count_parameters(run.raw_model)["total"]
-    settings = ", ".join(f"{name} {value}" for name, value in dataclasses.asdict(run.resolved).items())
+    settings = dataclasses.asdict(run.resolved)
+    if run.config.graph is not None or run.config.arch in PRESETS:  # the size is the graph's own, or a fixed one
+        del settings["depth"]
     size = f"{total:,} parameters, {run.flops_per_token:.3g} FLOPs a token"
-    lines = [f"{run.config.arch}, {size}, budget {run.budget}: {settings}"]
+    described = ", ".join(f"{name} {value}" for name, value in settings.items())
+    lines = [f"{run.config.arch}, {size}, budget {run.budget}: {described}"]
     if run.fabric.device.type == "cuda":
         lines.append(f"attention: {describe_kernels(run.fabric.device)}")
     if run.loader.waste:

@@ -78,11 +78,13 @@ class Run:
     def compute_mfu(self, tokens_per_second: float) -> dict[str, float | None]:
         """Return the shares of the devices' peak at a speed, by both counts of FLOPs; None if the peak is unknown.
 
+        A share above 1 shows that it is: that of a CPU is measured, perhaps while other programs ran.
         `mfu`: all counted operations, attention over all pairs of positions. `mfu_windowed`: as nanochat counts.
         """
         peak = self.peak_flops and self.peak_flops * self.resolved.devices
         counts = {"mfu": self.flops_per_token, "mfu_windowed": self.window_flops_per_token}
-        return {name: tokens_per_second * count / peak if peak else None for name, count in counts.items()}
+        shares = {name: tokens_per_second * count / peak if peak else None for name, count in counts.items()}
+        return dict.fromkeys(shares) if any(share and share > 1 for share in shares.values()) else shares
 
     @property
     def fraction(self) -> float:

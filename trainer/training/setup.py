@@ -19,8 +19,8 @@ from trainer.config.train_config import DEFAULT_CORPUS, DEFAULT_TOKENIZER, Confi
 from trainer.data.dataset import Dataset, get_cache_folder, prepare_dataset
 from trainer.data.loader import iterate_in_order
 from trainer.data.prefetch import build_loader
-from trainer.distributed.devices import build_fabric, select_device
-from trainer.errors import DivergenceError, ModelError, attribute_to_model
+from trainer.distributed.devices import build_fabric, get_free_memory_bytes, select_device
+from trainer.errors import DivergenceError, MachineError, ModelError, attribute_to_model
 from trainer.models.base import LanguageModel, Recipe
 from trainer.ops.devices import allocate_pinned, get_gpu_memory_bytes
 from trainer.optim import muon
@@ -47,8 +47,7 @@ def build_run(config: TrainConfig, console: Console) -> Run:
     saved = state["identity"]
     saved_fields = saved.get("train", {})
     resolved = resolve_config(config, device, choose_machine_fields(config, device, saved_fields))
-    if device == "cuda":
-        check_size(config, resolved, get_gpu_memory_bytes())
+    check_size(config, resolved, get_gpu_memory_bytes() if device == "cuda" else get_free_memory_bytes())
     source = build_model_source(config, resolved, saved)
     logger = build_logger(config.logger, config.out, "train")
     base = None if config.from_ is None else find_base_checkpoint(config.from_)
@@ -127,15 +126,20 @@ def choose_run_threads(config: TrainConfig, saved: Any) -> int:
     return limit if config.devices > 1 else choose_thread_count(limit)  # several processes would count each other
 
 
-def check_size(config: TrainConfig, resolved: ResolvedConfig, card_bytes: int) -> None:
-    """Raise `ConfigError` with the numbers if GPUs of this memory cannot hold a model of ours that starts untrained."""
+def check_size(config: TrainConfig, resolved: ResolvedConfig, memory_bytes: int) -> None:
+    """Raise `MachineError` with the numbers if a model of ours that starts untrained needs more than this memory.
+
+    `memory_bytes`: of each GPU, or that which all processes on the CPU share.
+    """
     if config.graph is not None or config.from_ is not None:
         return
-    sizes = {"arch": config.arch, "model": config.model, "devices": resolved.devices}
+    on_cpu = resolved.device == "cpu"
+    model = {"depth": resolved.depth, **config.model} if on_cpu else config.model
+    sizes = {"arch": config.arch, "model": model, "devices": resolved.devices}
     names = ("strategy", "precision", "table_precision", "activation_checkpointing")
     sizes["train"] = {name: getattr(resolved, name) for name in names}
-    if excess := explain_too_large(sizes, config.budget, card_bytes):
-        raise ConfigError(excess)
+    if excess := explain_too_large(sizes, config.budget, memory_bytes, on_cpu=on_cpu):
+        raise MachineError(excess)
 
 
 def choose_machine_fields(

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import os
+import sys
 from argparse import ArgumentParser
-from typing import Any
+from typing import Any, NoReturn
 
 from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError
@@ -35,7 +37,7 @@ class Command(BaseCommand):
             raise CommandError(
                 "This Python has no torch, so it cannot train: run `make install`, then .venv/bin/python."
             )
-        if not isolation.is_isolated():
+        if os.environ.get(isolation.MARK_VARIABLE) != str(settings.HOME):
             self.restart(tracks, port or find_free_port(), **options)
         from dailytrain.rehearsal.report import print_report, write_logs
         from dailytrain.rehearsal.steps import Rehearsal, StepError, StoppedError
@@ -57,11 +59,13 @@ class Command(BaseCommand):
             if rehearsal.step != "site":  # before, there are no tables
                 write_logs(site.console)
 
-    def restart(self, tracks: list[str], port: int, **options: Any) -> None:
+    def restart(self, tracks: list[str], port: int, **options: Any) -> NoReturn:
+        """Replace this process by one with the environment of the rehearsal."""
         found = find_tracks(tracks)
         folder = isolation.create_folder(options["home"])
         write_tracks(folder, found)
         self.stderr.write(f"The rehearsal has a database and storage of its own in {folder}.", ending="\n")
         arguments = ["rehearse_night", *tracks, "--scale", f"{options['scale']!r}", "--port", f"{port}"]
         arguments += [f"--{name.replace('_', '-')}" for name in ("main_only", "gpu") if options[name]]
-        isolation.restart_isolated(folder, port, arguments)
+        command = [sys.executable, str(settings.BASE_DIR / "manage.py"), *arguments]
+        os.execve(command[0], command, isolation.build_environment(folder, port))  # noqa: S606  (no shell needed)

@@ -18,15 +18,14 @@ from leaderboard.models import Installation, OutboxMessage
 from leaderboard.outbox import PermanentError, RetryLater
 
 KIND = "github.delivery"
-Handler = Callable[[dict[str, Any], int | None], str | None]
-# (payload, number of the installation) -> why the delivery was ignored, or None
+Handler = Callable[[dict[str, Any]], str | None]
+# payload -> why the delivery was ignored, or None
 
 EVENTS: dict[str, str] = {
     "pull_request": "leaderboard.integrations.github.sync.handle_pull_request",
     "issue_comment": "leaderboard.integrations.github.slash_commands.handle_issue_comment",
     "check_run": "leaderboard.integrations.github.slash_commands.handle_check_run",
     "installation": "leaderboard.integrations.github.deliveries.handle_installation",
-    "installation_repositories": "leaderboard.integrations.github.deliveries.handle_repositories",
 }  # event: dotted path of its handler; other events are accepted and not stored
 
 GONE = {"deleted", "suspend"}
@@ -53,7 +52,7 @@ def process_delivery(message: OutboxMessage) -> Mapping[str, Any]:
     event, payload = message.payload["event"], message.payload["body"]
     handler: Handler = import_string(EVENTS[event])
     try:
-        ignored = handler(payload, as_number(get_nested(payload, "installation", "id")))
+        ignored = handler(payload)
     except (PermanentError, RetryLater):
         raise
     except Exception as error:
@@ -88,28 +87,13 @@ def as_number(value: Any, limit: int = 2**63) -> int | None:
 # --- installations of the site's App ----------------------------------------------------------------------------------
 
 
-def handle_installation(payload: dict[str, Any], number: int | None) -> str | None:
+def handle_installation(payload: dict[str, Any]) -> str | None:
     """Handle `installation`: created, deleted, suspend, unsuspend, new_permissions_accepted."""
-    action = as_text(payload.get("action"))
+    action, number = as_text(payload.get("action")), as_number(get_nested(payload, "installation", "id"))
     if number is None or action not in GONE | BACK:
         return "The event names no installation or an unknown action."
-    fields: dict[str, Any] = {"account": get_account(payload["installation"]), "suspended": action in GONE}
-    if (repositories := payload.get("repositories")) is not None:
-        fields["repositories"] = get_full_names(repositories)
+    fields = {"account": get_account(payload["installation"]), "suspended": action in GONE}
     Installation.objects.update_or_create(number=number, defaults=fields)
-    return None
-
-
-def handle_repositories(payload: dict[str, Any], number: int | None) -> str | None:
-    """Handle `installation_repositories`: added, removed."""
-    if number is None:
-        return "The event names no installation."
-    installation, _ = Installation.objects.get_or_create(
-        number=number, defaults={"account": get_account(payload["installation"])}
-    )
-    removed = set(get_full_names(payload.get("repositories_removed")))
-    names = set(installation.repositories) - removed | set(get_full_names(payload.get("repositories_added")))
-    Installation.objects.filter(pk=installation.pk).update(repositories=sorted(names))
     return None
 
 
@@ -117,9 +101,3 @@ def get_account(installation: Any) -> str:
     """Return the login; an enterprise's account has a slug instead."""
     names = (as_text(get_nested(installation, "account", key)) for key in ("login", "slug"))
     return next(filter(None, names), "")[:120]
-
-
-def get_full_names(rows: Any) -> list[str]:
-    """Return the names of a list of repositories. Malformed items are skipped."""
-    names = (as_text(get_nested(row, "full_name")) for row in rows) if isinstance(rows, list) else ()
-    return sorted(filter(None, names))

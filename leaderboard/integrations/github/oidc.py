@@ -63,14 +63,14 @@ def verify_token(token: str) -> ActionsJob:
     Raises InvalidTokenError or KeysUnavailableError.
     """
     if not settings.GITHUB_OIDC_ISSUER:
-        raise InvalidTokenError("This site takes no tokens of GitHub Actions: use one of a maintainer from the admin.")
+        raise InvalidTokenError("This site takes no tokens of GitHub Actions: create one at /accounts/tokens/.")
     claims = decode_token(token)
     if absent := [name for name in CLAIMS if not isinstance(claims.get(name), str | int | float | list)]:
         raise InvalidTokenError(f"The token does not say its {absent[0]}: it is none of GitHub Actions'.")
     names = ("repository", "repository_id", "sha", "event_name", "actor", "actor_id")
     job = ActionsJob(*(str(claims[name]) for name in names))
     if not is_allowed_repository(job.repository):
-        hint = "a maintainer can add it to GITHUB_OIDC_REPOSITORIES, or create a token for you."
+        hint = "a maintainer can add it to GITHUB_OIDC_REPOSITORIES. Or use a token of /accounts/tokens/."
         raise InvalidTokenError(f"Jobs of {job.repository} may not ask here: {hint}")
     if job.event not in EVENTS:
         raise InvalidTokenError(f"A job of the event {job.event} may not ask for runs: use one of {', '.join(EVENTS)}.")

@@ -62,7 +62,7 @@ class Commenter:
         return permissions.can_decide_on_github(self.permission, self.user, what, entry)
 
 
-def handle_issue_comment(payload: dict[str, Any], installation: int | None) -> str | None:
+def handle_issue_comment(payload: dict[str, Any]) -> str | None:
     """Handle `issue_comment`. https://docs.github.com/en/webhooks/webhook-events-and-payloads#issue_comment"""
     if payload.get("action") != "created":
         return "Only new comments have commands."
@@ -73,7 +73,6 @@ def handle_issue_comment(payload: dict[str, Any], installation: int | None) -> s
     comment = payload.get("comment")
     return enqueue_commands(
         payload,
-        installation,
         number=as_number(get_nested(payload, "issue", "number"), 2**31),
         key=as_number(get_nested(comment, "id")),
         user=get_nested(comment, "user"),
@@ -82,7 +81,7 @@ def handle_issue_comment(payload: dict[str, Any], installation: int | None) -> s
     )
 
 
-def handle_check_run(payload: dict[str, Any], installation: int | None) -> str | None:
+def handle_check_run(payload: dict[str, Any]) -> str | None:
     """A click on “Re-run” of one of the site's checks is a `/rerun`.
 
     https://docs.github.com/en/webhooks/webhook-events-and-payloads#check_run
@@ -97,7 +96,6 @@ def handle_check_run(payload: dict[str, Any], installation: int | None) -> str |
     completed_at = as_text(get_nested(payload, "check_run", "completed_at"))
     return enqueue_commands(
         payload,
-        installation,
         number=entry.pull_request.number,
         key=check_id and f"check-{check_id}-{completed_at}",  # once for each completion
         user=payload.get("sender"),
@@ -108,7 +106,6 @@ def handle_check_run(payload: dict[str, Any], installation: int | None) -> str |
 
 def enqueue_commands(
     payload: Mapping[str, Any],
-    installation: int | None,
     *,
     number: int | None,
     key: int | str | None,
@@ -124,7 +121,7 @@ def enqueue_commands(
         return "It has no command."
     if number is None or key is None or sync.parse_time(at) is None:
         return "It lacks its place or time."
-    pull = sync.get_pull_request(repository, number, installation)
+    pull = sync.get_pull_request(repository, number)
     author = {"login": as_text(get_nested(user, "login")), "person": as_number(get_nested(user, "id"))}
     request = {"pull": pull.pk, "comment": key, **author, "body": body[:MAX_BODY_LENGTH], "at": at}
     outbox.enqueue_once(COMMAND, f"{COMMAND}:{pull.pk}:{key}"[:160], request)

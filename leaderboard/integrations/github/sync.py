@@ -19,7 +19,7 @@ from leaderboard.integrations.github import client, front_matter
 from leaderboard.integrations.github.comments import enqueue_comment
 from leaderboard.integrations.github.deliveries import as_number, as_text, get_nested
 from leaderboard.integrations.github.front_matter import FrontMatter
-from leaderboard.models import Entry, GitHubRepository, Installation, OutboxMessage, PullRequest, Track
+from leaderboard.models import Entry, GitHubRepository, OutboxMessage, PullRequest, Track
 from leaderboard.outbox import PermanentError, RetryLater
 from leaderboard.submissions import intake, notebook_series, smoke_tests
 from leaderboard.submissions.intake import IntakeError
@@ -76,7 +76,7 @@ def parse_time(value: Any) -> datetime | None:
 # --- store what GitHub sends ------------------------------------------------------------------------------------------
 
 
-def handle_pull_request(payload: dict[str, Any], installation: int | None) -> str | None:
+def handle_pull_request(payload: dict[str, Any]) -> str | None:
     """Handle `pull_request`. https://docs.github.com/en/webhooks/webhook-events-and-payloads#pull_request"""
     repository = as_text(get_nested(payload, "repository", "full_name"))
     if reason := explain_foreign(repository, as_number(get_nested(payload, "repository", "id"))):
@@ -84,7 +84,7 @@ def handle_pull_request(payload: dict[str, Any], installation: int | None) -> st
     shown = parse_pull_request(payload.get("pull_request"))
     if shown is None:
         return "It does not say which commit it is about."
-    pull = get_pull_request(repository, shown.number, installation)
+    pull = get_pull_request(repository, shown.number)
     if pull.seen_at == shown.updated_at and any(getattr(pull, name) != shown.fields[name] for name in shown.fields):
         shown = fetch_pull_request(pull) or shown  # two changes within a second: only GitHub knows the order
     is_updated = update_pull_request(pull, shown, opened=payload.get("action") == "opened")
@@ -125,14 +125,9 @@ def rename_repository(known: GitHubRepository, name: str) -> None:
     GitHubRepository.objects.filter(pk=known.pk).update(name=name)
 
 
-def get_pull_request(repository: str, number: int, installation: int | None) -> PullRequest:
+def get_pull_request(repository: str, number: int) -> PullRequest:
     """Return the row of a pull request; a new one is empty."""
-    through = Installation.objects.filter(number=installation).first() if installation else None
-    defaults = {"installation": through}
-    pull, _ = PullRequest.objects.get_or_create(repository=repository, number=number, defaults=defaults)
-    if through and pull.installation_id != through.pk:
-        PullRequest.objects.filter(pk=pull.pk).update(installation=through)
-    return pull
+    return PullRequest.objects.get_or_create(repository=repository, number=number)[0]
 
 
 def fetch_pull_request(pull: PullRequest) -> PullRequestState | None:

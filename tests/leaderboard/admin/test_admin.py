@@ -1,8 +1,6 @@
 from __future__ import annotations
 
-import json
 import re
-import shlex
 from collections.abc import Callable
 from typing import Any
 
@@ -143,32 +141,6 @@ def test_retry_action_resumes_infrastructure_failures_only(maintainer_client: Cl
     run_admin_action(maintainer_client, "retry_failed", run)
     run.refresh_from_db()
     assert run.state == "queued"
-
-
-def test_new_api_token_is_shown_once_with_command(maintainer_client: Client, maintainer: User) -> None:
-    response = maintainer_client.post(
-        "/admin/leaderboard/apitoken/add/", {"name": "CI", "owner": maintainer.pk, "scope": "runs:create"}
-    )
-    page = response.content.decode()
-    token = ApiToken.objects.get()
-    match = re.search(r'id="secret">(dt_[\w-]+)<', page)
-    assert match
-    assert ApiToken.objects.with_secret(match[1]) == token
-    assert "no-store" in response.headers["Cache-Control"]
-    assert match[1] not in maintainer_client.get(f"/admin/leaderboard/apitoken/{token.pk}/change/").content.decode()
-
-
-def test_api_token_command_is_valid_shell_with_json() -> None:
-    from leaderboard.admin.tracks import build_curl_command
-
-    command = (
-        build_curl_command("dt_x").replace("$(git remote get-url origin)", "R").replace("$(git rev-parse HEAD)", "S")
-    )
-    arguments = shlex.split(command.replace("\\\n", " ").replace("$(git log -1 --format=%h)", "T"))
-    assert arguments[2] == "http://127.0.0.1:8000/api/v1/runs"
-    assert "Authorization: Bearer dt_x" in arguments
-    payload = {"repository": "R", "sha": "S", "architecture": "gpt", "title": "T"}
-    assert json.loads(arguments[arguments.index("-d") + 1]) == payload
 
 
 def test_api_token_form_revokes_token(maintainer_client: Client, maintainer: User) -> None:

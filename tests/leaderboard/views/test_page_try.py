@@ -7,10 +7,10 @@ from django.test import Client
 
 from leaderboard.models import Generation, Run
 from scheduler.job_kinds import get_job_kind
-from scheduler.models import Job, Node
+from scheduler.models import Node
 from tests.leaderboard.conftest import finish_run
 from tests.leaderboard.views.test_page_board import extract_text
-from tests.support.node_jobs import lease_job
+from tests.support.node_jobs import finish_job, lease_job
 
 PROMPT = {"prompt": "The <train>", "tokens": "50"}
 
@@ -40,8 +40,7 @@ def test_prompt_page_shows_queue_then_escaped_text(client: Client, finished_run:
     assert 0 < live.json()["wait"] < 1
     unchanged = client.get(f"{generation.get_absolute_url()}live.json", headers={"If-None-Match": live["ETag"]})
     assert unchanged.status_code == 304
-    Job.objects.filter(pk=generation.job_id).update(state=Job.State.DONE)
-    Generation.objects.update(written=9, seconds=3.0, ended="length")
+    finish_job(generation.job, {"tokens": 9, "seconds": 3.0, "ended": "length"})
     page = client.get(generation.get_absolute_url()).content.decode()
     assert "9 tokens, 3 a second." in extract_text(page.encode())
     assert "refresh" not in page

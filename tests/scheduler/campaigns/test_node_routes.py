@@ -73,6 +73,13 @@ def test_packet_call_with_foreign_lease_or_long_message_is_rejected(http: httpx.
     assert http.post(get_packets_url(ada, "submit"), content=b" " * (5 * 2**20), headers=headers).status_code == 413
 
 
+def test_volunteer_named_by_its_host_gets_a_number_instead(client: Client, db: None) -> None:
+    message = {"version": 1, "name": HARDWARE.hostname, "hardware": HARDWARE.model_dump(mode="json")}
+    for _ in range(2):
+        assert client.post(f"{ROOT}/volunteer", message, content_type="application/json").status_code == 200
+    assert set(Node.objects.values_list("name", flat=True)) == {"volunteer", "volunteer-2"}
+
+
 def test_volunteer_is_listed_only_after_its_first_poll(client: Client, db: None) -> None:
     message = {"version": 1, "name": "look-at-me.example", "hardware": HARDWARE.model_dump(mode="json")}
     assert client.post(f"{ROOT}/volunteer", message, content_type="application/json").status_code == 200

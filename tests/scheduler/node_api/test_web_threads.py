@@ -41,6 +41,11 @@ def test_path_of_a_file_gets_a_thread_for_files(path: str) -> None:
     assert choose_application({"type": "http", "method": "GET", "path": path}) is file_application
 
 
+def test_request_for_a_run_which_may_fetch_a_repository_holds_no_thread_for_pages() -> None:
+    assert choose_application({"type": "http", "method": "POST", "path": "/api/v1/runs"}) is file_application
+    assert choose_application({"type": "http", "method": "GET", "path": "/api/v1/runs"}) is django_application
+
+
 @pytest.mark.parametrize("path", ["/", "/runs/3/", "/api/node/v1/leases/7/metrics", "/queue/live.json"])
 def test_path_of_a_page_gets_a_thread_for_pages(path: str) -> None:
     assert choose_application({"type": "http", "method": "POST", "path": path}) is django_application

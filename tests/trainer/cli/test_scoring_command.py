@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,16 @@ def test_score_prints_one_json_object(tmp_path, capsys):
     assert 0 < record["stderr"] < record["bits_per_byte"]
     assert set(record["checks"]) == {"look_ahead", "untrained", "products", "suite"}
     assert (record["suite"], record["suite_missing"]) == ({}, [])
+
+
+def test_score_without_lm_eval_keeps_bits_per_byte_and_names_the_benchmarks(tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "lm_eval", None)
+    assert main(arguments(write_run(tmp_path / "run"), "--json", "--suite", "blimp_sample")) == 0
+    printed = capsys.readouterr()
+    record = json.loads(printed.out)
+    assert record["bits_per_byte"] > 0
+    assert (record["suite"], record["suite_missing"]) == ({}, ["blimp_sample"])
+    assert "lm-eval is not installed, so the benchmarks are left out" in printed.err
 
 
 @pytest.mark.slow

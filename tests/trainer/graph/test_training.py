@@ -14,6 +14,7 @@ from tests.support.interrupted_runs import AfterSteps
 from tests.support.metrics_lines import CLOCK, lines
 from trainer.cli.main import main
 from trainer.config.parsing import parse_config
+from trainer.train import main as train
 from trainer.train import run_training
 from trainer.training.interruption import StopRequest
 
@@ -58,6 +59,16 @@ def test_training_from_graph_equals_training_from_python(
     assert read_numbers(tmp_path / "graph") == read_numbers(tmp_path / "python")
     run = json.loads((tmp_path / "graph" / "run.json").read_text())
     assert run["identity"]["graph"]
+
+
+def test_log_of_run_from_graph_names_no_default_depth(
+    graph_folder: Path, dataset_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ["--out", str(tmp_path), "--dataset", str(dataset_folder), *FLAGS, "--graph", str(graph_folder)]
+    assert train([*flags, "--budget", "1steps"]) == 0
+    line = next(line for line in capsys.readouterr().err.splitlines() if "FLOPs a token" in line)
+    assert "sequence_length 32" in line
+    assert "depth" not in line
 
 
 @pytest.mark.slow

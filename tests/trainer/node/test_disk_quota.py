@@ -131,8 +131,7 @@ def test_node_with_a_quota_evicts_an_old_dataset_for_a_job(site: NodeApiServer, 
     old = add_dataset(node.home, "f" * 64, 25 * MB, 100)
     lease = site.queue_job(build_training_job(site))
     node.start("--disk", "30MB")
-    finish = wait_until_finished(site, lease).finish
-    assert finish is not None
+    finish = wait_until_finished(site, lease).end
     assert finish.outcome == "done", finish
     assert not old.exists()
     assert (node.home / "datasets" / HASH / "manifest.json").exists()
@@ -143,8 +142,7 @@ def test_leftover_of_a_preparation_is_removed_when_the_agent_starts(site: NodeAp
     leftover = add_dataset(node.home, PREPARING, 25 * MB, 100)
     lease = site.queue_job(build_training_job(site))
     node.start()
-    finish = wait_until_finished(site, lease).finish
-    assert finish is not None
+    finish = wait_until_finished(site, lease).end
     assert finish.outcome == "done", finish
     assert not leftover.exists()
 
@@ -153,7 +151,6 @@ def test_leftover_of_a_preparation_is_removed_when_the_agent_starts(site: NodeAp
 def test_job_above_the_quota_is_refused_with_a_reason(site: NodeApiServer, node: Node) -> None:
     lease = site.queue_job(build_training_job(site))
     node.start("--disk", "10MB")
-    finish = wait_until_finished(site, lease).finish
-    assert finish is not None
+    finish = wait_until_finished(site, lease).end
     assert (finish.outcome, finish.cause) == ("failed", "infrastructure")
     assert finish.reason == "The job needs 0.02 GB of disk; of its quota this node has 0.01."

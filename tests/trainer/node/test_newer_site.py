@@ -46,8 +46,7 @@ def agent(newer_site: NodeApiServer, tmp_path: Path) -> Iterator[InProcessAgent]
 
 
 def test_node_ignores_unknown_fields_of_replies(newer_site: NodeApiServer, agent: InProcessAgent) -> None:
-    finish = wait_until_finished(newer_site, newer_site.queue_job(build_training_job(newer_site))).finish
-    assert finish is not None
+    finish = wait_until_finished(newer_site, newer_site.queue_job(build_training_job(newer_site))).end
     assert finish.outcome == "done", finish.reason
     assert newer_site.polls[0].hardware.kinds == tuple(kind for kind in JOB_HANDLERS if kind != "rephrase"), (
         "a node without a back end offers all kinds but rephrase"
@@ -62,13 +61,11 @@ def test_order_with_unknown_fields_is_handed_back(newer_site: NodeApiServer, age
 
     newer_site.rewrite = add_order_field
     held = wait_until_finished(newer_site, newer_site.queue_job(build_training_job(newer_site)))
-    assert held.finish is not None
-    assert (held.finish.outcome, held.finish.cause) == ("failed", "infrastructure")
-    assert held.finish.reason == "The order cannot be understood: update this agent. Nothing was run."
+    assert (held.end.outcome, held.end.cause) == ("failed", "infrastructure")
+    assert held.end.reason == "The order cannot be understood: update this agent. Nothing was run."
     assert held.log == ""
     newer_site.rewrite = lambda spec: spec
-    after = wait_until_finished(newer_site, newer_site.queue_job(build_training_job(newer_site))).finish
-    assert after is not None
+    after = wait_until_finished(newer_site, newer_site.queue_job(build_training_job(newer_site))).end
     assert after.outcome == "done", "the next job is done"
 
 

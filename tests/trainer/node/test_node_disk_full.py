@@ -18,8 +18,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("requires_sandbox")
 
 
 def finish_another_job(site: NodeApiServer) -> None:
-    finish = wait_until_finished(site, site.queue_job(build_training_job(site))).finish
-    assert finish is not None
+    finish = wait_until_finished(site, site.queue_job(build_training_job(site))).end
     assert finish.outcome == "done", finish.reason
 
 
@@ -29,9 +28,7 @@ def test_disk_full_before_the_job_is_the_machines_fault(site: NodeApiServer, nod
     assert node.process is not None
 
     with full_disk(node.process.pid):
-        finish = wait_until_finished(site, site.queue_job(build_training_job(site))).finish
-
-    assert finish is not None
+        finish = wait_until_finished(site, site.queue_job(build_training_job(site))).end
     assert (finish.outcome, finish.cause) == ("failed", "infrastructure")
     assert "File too large" in finish.reason
     finish_another_job(site)
@@ -46,8 +43,7 @@ def test_disk_full_during_the_job_is_the_machines_fault(site: NodeApiServer, nod
     with full_disk(node.process.pid):
         held = wait_until_finished(site, lease)
 
-    assert held.finish is not None
-    assert (held.finish.outcome, held.finish.cause) == ("failed", "infrastructure")
+    assert (held.end.outcome, held.end.cause) == ("failed", "infrastructure")
     assert [row["step"] for row in held.rows] == list(range(1, len(held.rows) + 1))
     finish_another_job(site)
     assert list_running_processes(node.home) == []

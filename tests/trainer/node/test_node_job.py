@@ -30,17 +30,16 @@ def test_training_job_sends_log_metrics_and_checkpoints(site: NodeApiServer, nod
     node.start("--label", "cpu")
     held = wait_until_finished(site, lease)
 
-    assert held.finish is not None
-    assert held.finish.outcome == "done", held.finish.reason + held.log
-    assert held.finish.result["final_loss"] == 10 / 25
+    assert held.end.outcome == "done", held.end.reason + held.log
+    assert held.end.result["final_loss"] == 10 / 25
     assert [row["step"] for row in held.rows] == list(range(1, 26))
     assert [row["loss"] for row in held.rows] == [10 / step for step in range(1, 26)]
     assert held.log == "training entry from step 0\n"
     assert [checkpoint.step for checkpoint in held.checkpoints] == [10, 20]
     names = ["model.safetensors", "optimizer.pt", "state.json", "manifest.json"]
     assert [file.path for file in held.checkpoints[0].files] == names
-    assert [file.path for file in held.finish.files] == ["run.json"]
-    assert read_json_blob(site, held.finish.files[0])["arch"] == "entry"
+    assert [file.path for file in held.end.files] == ["run.json"]
+    assert read_json_blob(site, held.end.files[0])["arch"] == "entry"
     assert site.registered[0].labels == ("cpu",)
     assert site.registered[0].hardware.sandboxes == ("bubblewrap",)
     wait_until(lambda: not list((node.home / "work").iterdir()))
@@ -51,8 +50,7 @@ def test_training_job_sends_log_metrics_and_checkpoints(site: NodeApiServer, nod
 def test_training_job_sees_no_test_split_and_no_secrets(site: NodeApiServer, node: Node) -> None:
     lease = site.queue_job(build_training_job(site))
     node.start("--once")
-    finish = wait_until_finished(site, lease).finish
-    assert finish is not None
+    finish = wait_until_finished(site, lease).end
     assert finish.result["data"] == ["dev", "manifest.json", "tokenizer.json", "train"]
     assert "SECRET_KEY" not in finish.result["environment"]
     assert "PREPARATIONS" not in finish.result["environment"]
@@ -74,8 +72,7 @@ def test_dataset_is_prepared_once(site: NodeApiServer, node: Node) -> None:
     leases = [site.queue_job(build_training_job(site)) for _ in range(2)]
     node.start()
     for lease in leases:
-        finish = wait_until_finished(site, lease).finish
-        assert finish is not None
+        finish = wait_until_finished(site, lease).end
         assert finish.outcome == "done"
     assert node.home.with_suffix(".preparations").read_text() == "python-library\n"
     assert (node.home / "datasets" / HASH / "manifest.json").is_file()
@@ -94,8 +91,7 @@ def test_published_dataset_is_downloaded_once_and_not_prepared(site: NodeApiServ
     truncated.write_bytes(b"d")
     node.start()
     for lease in leases:
-        finish = wait_until_finished(site, lease).finish
-        assert finish is not None
+        finish = wait_until_finished(site, lease).end
         assert (finish.outcome, finish.result["data"]) == ("done", ["dev", "manifest.json", "tokenizer.json", "train"])
     for file in files:
         assert (node.home / "datasets" / HASH / file.path).read_bytes() == contents[file.path]
@@ -108,8 +104,7 @@ def test_dataset_with_another_hash_than_its_files_is_refused(site: NodeApiServer
     order = protocol.TrainOrder(dataset=build_dataset_pin().model_copy(update={"files": files}), config={"steps": 20})
     lease = site.queue_job(build_job(site, order))
     node.start()
-    finish = wait_until_finished(site, lease).finish
-    assert finish is not None
+    finish = wait_until_finished(site, lease).end
     assert finish.outcome == "failed"
     assert "not those of the hash" in finish.reason
     assert not (node.home / "datasets" / HASH).exists()
@@ -121,8 +116,7 @@ def test_training_resumes_from_another_nodes_checkpoint(site: NodeApiServer, nod
     checkpoint = wait_until_finished(site, first).checkpoints[0]
     second = site.queue_job(build_training_job(site, resume=checkpoint, steps=20))
     held = wait_until_finished(site, second)
-    assert held.finish is not None
-    assert held.finish.outcome == "done"
+    assert held.end.outcome == "done"
     assert held.log == "training entry from step 10\n"
     assert [row["step"] for row in held.rows] == list(range(11, 21))
     assert [checkpoint.step for checkpoint in held.checkpoints] == [20]
@@ -145,8 +139,7 @@ def test_checkpoint_sender_with_an_interval_sends_only_the_last(site: NodeApiSer
     lease = site.queue_job(spec.model_copy(update={"order": order}))
     node.start()
     held = wait_until_finished(site, lease)
-    assert held.finish is not None
-    assert held.finish.outcome == "done"
+    assert held.end.outcome == "done"
     assert [checkpoint.step for checkpoint in held.checkpoints] == [30]
 
 
@@ -206,10 +199,9 @@ def test_scoring_job_without_entry_code_runs_the_release(site: NodeApiServer, no
     lease = site.queue_job(score(site, graph, entry=False))
     node.start()
     held = wait_until_finished(site, lease)
-    assert held.finish is not None
-    assert held.finish.outcome == "done", held.finish.reason + held.log
-    assert held.finish.result == {**SCORED, "graph": sorted(protocol.GRAPH_FILES) if graph else []}
-    assert [file.path for file in held.finish.files] == ["items.jsonl.gz", "losses.npy", "tokenizer.json"]
+    assert held.end.outcome == "done", held.end.reason + held.log
+    assert held.end.result == {**SCORED, "graph": sorted(protocol.GRAPH_FILES) if graph else []}
+    assert [file.path for file in held.end.files] == ["items.jsonl.gz", "losses.npy", "tokenizer.json"]
     assert held.log == "scoring\n"
 
 
@@ -218,11 +210,10 @@ def test_scoring_job_draws_its_text_by_the_secret(site: NodeApiServer, node: Nod
     lease = site.queue_job(score(site, graph=not entry, entry=entry, secret=SECRET))
     node.start()
     held = wait_until_finished(site, lease)
-    assert held.finish is not None
-    assert held.finish.outcome == "done", held.finish.reason + held.log
-    assert held.finish.result["sees_secret"] is False
+    assert held.end.outcome == "done", held.end.reason + held.log
+    assert held.end.result["sees_secret"] is False
     if not entry:  # of an entry's Python, only numbers come back
-        assert held.finish.result["test"] == f"2000 tokens of test, drawn by {SECRET}"
+        assert held.end.result["test"] == f"2000 tokens of test, drawn by {SECRET}"
     assert SECRET not in held.log
 
 
@@ -230,8 +221,7 @@ def test_evaluation_data_is_downloaded_once_by_hash(site: NodeApiServer, node: N
     leases = [site.queue_job(score(site, graph=True, entry=False)) for _ in range(2)]
     node.start()
     for lease in leases:
-        finish = wait_until_finished(site, lease).finish
-        assert finish is not None
+        finish = wait_until_finished(site, lease).end
         assert finish.result["evaluation"] == SCORED["evaluation"]
     files = {hashlib.sha256(content).hexdigest() for content in (b"questions", b"more")}
     assert {path.name for path in (node.home / "evaluation").iterdir()} == files
@@ -243,10 +233,9 @@ def test_scoring_job_with_entry_code_returns_only_numbers(site: NodeApiServer, n
     lease = site.queue_job(score(site))
     node.start()
     held = wait_until_finished(site, lease)
-    assert held.finish is not None
-    assert held.finish.outcome == "done", held.finish.reason + held.log
-    assert held.finish.result == {"bits_per_byte": 1.5, "tokenizer": True, "sees_secret": False}
-    assert [file.path for file in held.finish.files] == ["tokenizer.json"]
+    assert held.end.outcome == "done", held.end.reason + held.log
+    assert held.end.result == {"bits_per_byte": 1.5, "tokenizer": True, "sees_secret": False}
+    assert [file.path for file in held.end.files] == ["tokenizer.json"]
     assert held.log == ""
 
 
@@ -255,8 +244,7 @@ def test_score_beyond_its_time_is_infrastructure(site: NodeApiServer, node: Node
     spec = score(site, entry=entry, sleeps=True)
     lease = site.queue_job(spec.model_copy(update={"limits": spec.limits.model_copy(update={"wall_seconds": 1.0})}))
     node.start()
-    finish = wait_until_finished(site, lease).finish
-    assert finish is not None
+    finish = wait_until_finished(site, lease).end
     assert (finish.outcome, finish.cause) == ("failed", "infrastructure")
     assert finish.reason.startswith("The scoring was ended.")
 
@@ -267,6 +255,14 @@ def test_score_beyond_its_time_is_infrastructure(site: NodeApiServer, node: Node
 def test_refused_model_fails_with_a_reason(site: NodeApiServer, node: Node, entry: bool, reason: str) -> None:
     lease = site.queue_job(score(site, entry=entry, cheats=True))
     node.start()
+    finish = wait_until_finished(site, lease).end
+    assert (finish.outcome, finish.cause, finish.reason) == ("failed", "model", reason)
+
+
+def test_scoring_job_that_breaks_says_why(site: NodeApiServer, node: Node) -> None:
+    lease = site.queue_job(score(site, entry=False, breaks=True))
+    node.start()
     finish = wait_until_finished(site, lease).finish
     assert finish is not None
-    assert (finish.outcome, finish.cause, finish.reason) == ("failed", "model", reason)
+    assert (finish.outcome, finish.cause) == ("failed", "infrastructure")
+    assert finish.reason == "ModuleNotFoundError: No module named 'no_such_package'"

@@ -31,18 +31,14 @@ def test_smoke_job_runs_the_sites_code(site: NodeApiServer, node: Node) -> None:
         queue_smoke_test(site, nonsense={"passed": 7}),
     ]
     node.start()
-    sound, failing, broken, nonsense = (wait_until_finished(site, lease).finish for lease in leases)
-    assert sound is not None
+    sound, failing, broken, nonsense = (wait_until_finished(site, lease).end for lease in leases)
     assert (sound.outcome, sound.result["passed"], sound.result["parameters"]) == ("done", True, 7.0)
     assert sound.result["sentence"] == (
         "waves: baseline smokes NAME = \"entry\", {'--sandbox': 'bubblewrap', '--tokenizer': 'bpe:256', "
         "'--memory-bytes': '80000000000.0', '--peak': None}"
     )
-    assert failing is not None
     assert (failing.outcome, failing.result["passed"]) == ("done", False)
-    assert broken is not None
     assert (broken.outcome, broken.cause) == ("failed", "infrastructure")
-    assert nonsense is not None
     assert nonsense.reason == "The smoke test's result is malformed."
     assert site.leases[leases[0]].log == "smoking\n"
     assert [file.path for file in sound.files] == [f"graph/{name}" for name in protocol.GRAPH_FILES]
@@ -70,20 +66,17 @@ def test_probe_readings_ignore_the_trainings_own_claim(site: NodeApiServer, node
     unasked = site.queue_job(build_training_job(site, misbehave=LIE))
     node.start()
     held = wait_until_finished(site, lease)
-    assert held.finish is not None
-    assert held.finish.outcome == "done", held.finish.reason + held.log
-    assert held.finish.result["probes"] == {"version": 1, "before": READING, "after": READING}
+    assert held.end.outcome == "done", held.end.reason + held.log
+    assert held.end.result["probes"] == {"version": 1, "before": READING, "after": READING}
     assert held.log == "probing\ntraining entry from step 0\nprobing\n"
-    finish = wait_until_finished(site, unasked).finish
-    assert finish is not None
+    finish = wait_until_finished(site, unasked).end
     assert finish.result["probes"] is None
 
 
 def test_failing_probe_does_not_stop_the_training(site: NodeApiServer, node: Node) -> None:
     lease = site.queue_job(build_training_job(site, probe=protocol.ProbeSpec(seconds=1, width=128)))
     node.start()
-    finish = wait_until_finished(site, lease).finish
-    assert finish is not None
+    finish = wait_until_finished(site, lease).end
     assert finish.outcome == "done"
     assert finish.result["probes"] == {"version": 1, "before": None, "after": None}
 
@@ -113,9 +106,7 @@ def queue_self_test(site: NodeApiServer, **files: str) -> int:
 def finish(site: NodeApiServer, node: Node, **files: str) -> protocol.FinishLease:
     lease = queue_self_test(site, **files)
     node.start()
-    finished = wait_until_finished(site, lease).finish
-    assert finished is not None
-    return finished
+    return wait_until_finished(site, lease).end
 
 
 def test_self_test_reports_what_it_measured(site: NodeApiServer, node: Node) -> None:
@@ -139,6 +130,13 @@ def test_self_test_without_a_package_fails_with_its_name(
     message = finish(site, node, **{file: "import no_such_package"})
     assert (message.outcome, message.cause) == ("failed", "infrastructure")
     assert message.reason == f"{activity}: ModuleNotFoundError: No module named 'no_such_package'"
+
+
+def test_self_test_without_lm_eval_fails(site: NodeApiServer, node: Node) -> None:
+    score = SCORE.replace('"bits_per_byte": 2.5', '"bits_per_byte": 2.5, "suite_missing": ["blimp_sample"]')
+    message = finish(site, node, **{"trainer/cli/score.py": score})
+    assert (message.outcome, message.cause) == ("failed", "infrastructure")
+    assert message.reason == "Scoring one row: lm-eval is missing: pip install 'dailytrain[training]'"
 
 
 def test_agent_that_runs_one_job_does_not_count_its_self_test(site: NodeApiServer, node: Node) -> None:

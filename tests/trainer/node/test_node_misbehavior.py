@@ -71,11 +71,9 @@ def test_misbehaving_job_fails_with_its_reason(site: NodeApiServer, node: Node) 
     last = site.queue_job(build_training_job(site))
     node.start()
     for case, lease in leases.items():
-        finish = wait_until_finished(site, lease).finish
-        assert finish is not None
+        finish = wait_until_finished(site, lease).end
         assert (finish.outcome, (finish.cause, finish.reason)) == ("failed", CASES[case][1]), case
-    finish = wait_until_finished(site, last).finish
-    assert finish is not None
+    finish = wait_until_finished(site, last).end
     assert finish.outcome == "done"
     assert list_running_processes(node.home) == []
 
@@ -84,8 +82,7 @@ def done(site: NodeApiServer, node: Node, **config: Any) -> LeaseRecord:
     lease = site.queue_job(build_training_job(site, **config))
     node.start()
     held = wait_until_finished(site, lease)
-    assert held.finish is not None
-    assert held.finish.outcome == "done", held.finish.reason
+    assert held.end.outcome == "done", held.end.reason
     return held
 
 
@@ -122,7 +119,6 @@ os.symlink("/etc/passwd", folder / "model.safetensors")
 os.symlink("/etc", out / "checkpoints" / "step-00000006")
 """
     held = done(site, node, misbehave=links)
-    assert held.finish is not None
-    assert held.finish.files == ()
+    assert held.end.files == ()
     assert [checkpoint.step for checkpoint in held.checkpoints] == [10, 20]
     assert not any(b"root:" in content for content in site.blobs.values())

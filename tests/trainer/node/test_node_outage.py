@@ -35,8 +35,7 @@ def test_job_during_an_outage_loses_nothing(site: NodeApiServer, node: Node) -> 
     wait_until(lambda: "The job continues" in node.read_output() and not list_running_processes(node.home))
     site.faults.clear()
     held = wait_until_finished(site, lease)
-    assert held.finish is not None
-    assert held.finish.outcome == "done", held.finish.reason
+    assert held.end.outcome == "done", held.end.reason
     assert has_all_steps(held, 60)
     assert [checkpoint.step for checkpoint in held.checkpoints][-1] == 60
 
@@ -50,8 +49,7 @@ def test_call_that_fails_once_is_retried(site: NodeApiServer, node: Node, kind: 
     lease = site.queue_job(build_training_job(site, steps=30, pace=0.02))
     node.start()
     held = wait_until_finished(site, lease)
-    assert held.finish is not None
-    assert held.finish.outcome == "done", held.finish.reason
+    assert held.end.outcome == "done", held.end.reason
     assert has_all_steps(held, 30)
     assert held.log == "training entry from step 0\n"
     assert [checkpoint.step for checkpoint in held.checkpoints] == [10, 20, 30]
@@ -72,8 +70,7 @@ def test_lost_lease_ends_the_job_only(site: NodeApiServer, node: Node) -> None:
     held.active = False
     wait_until(lambda: not list_running_processes(node.home))
     after = wait_until_finished(site, site.queue_job(build_training_job(site)))
-    assert after.finish is not None
-    assert after.finish.outcome == "done"
+    assert after.end.outcome == "done"
     assert held.finish is None
     assert "the lease is lost: The lease has expired." in node.read_output()
     assert not (node.home / "work" / str(lease)).exists()
@@ -84,8 +81,7 @@ def test_cancel_kills_the_job_at_once(site: NodeApiServer, node: Node) -> None:
     node.start()
     wait_for_metrics(site, lease).stop = protocol.HeartbeatReply(stop="cancel", reason="Cancelled by its author.")
     held = wait_until_finished(site, lease)
-    assert held.finish is not None
-    assert (held.finish.outcome, held.finish.reason) == ("released", "Cancelled by its author.")
+    assert (held.end.outcome, held.end.reason) == ("released", "Cancelled by its author.")
     assert held.checkpoints == []
     assert list_running_processes(node.home) == []
 
@@ -95,8 +91,7 @@ def test_finish_saves_a_checkpoint_and_releases_the_job(site: NodeApiServer, nod
     node.start()
     wait_for_metrics(site, lease).stop = protocol.HeartbeatReply(stop="finish", reason="The night begins.")
     held = wait_until_finished(site, lease)
-    assert held.finish is not None
-    assert (held.finish.outcome, held.finish.reason) == ("released", "The night begins.")
+    assert (held.end.outcome, held.end.reason) == ("released", "The night begins.")
     assert len(held.checkpoints) == 1
     assert held.checkpoints[0].step == held.rows[-1]["step"]
 
@@ -125,8 +120,7 @@ def test_first_signal_saves_a_checkpoint_and_releases_the_job(site: NodeApiServe
     held = wait_for_metrics(site, lease)
     node.signal(signal.SIGINT)
     assert node.wait() == 0
-    assert held.finish is not None
-    assert (held.finish.outcome, held.finish.reason) == ("released", "The sponsor needs the machine.")
+    assert (held.end.outcome, held.end.reason) == ("released", "The sponsor needs the machine.")
     assert [checkpoint.step for checkpoint in held.checkpoints] == [held.rows[-1]["step"]]
     assert list_running_processes(node.home) == []
     assert list((node.home / "work").iterdir()) == []
@@ -145,8 +139,7 @@ def test_second_signal_kills_and_releases_at_once(site: NodeApiServer, node: Nod
     began = time.monotonic()
     assert node.wait() == 0
     assert time.monotonic() - began < GRACE_SECONDS / 2
-    assert held.finish is not None
-    assert held.finish.outcome == "released"
+    assert held.end.outcome == "released"
     assert held.checkpoints == []
     assert list_running_processes(node.home) == []
 

@@ -86,25 +86,21 @@ def test_replay_detects_a_different_stretch(site: NodeApiServer, node: Node) -> 
 def test_replayed_code_cannot_see_the_claimed_weights(site: NodeApiServer, node: Node) -> None:
     first, second = train_two_checkpoints(site, node)
     held = wait_until_finished(site, queue_replay(site, first, second, misbehave_again=SPY))
-    assert held.finish is not None
-    assert (held.finish.outcome, held.finish.cause) == ("failed", "model"), held.log
-    assert held.finish.reason == "The replay left no weights to compare."
+    assert (held.end.outcome, held.end.cause) == ("failed", "model"), held.log
+    assert held.end.reason == "The replay left no weights to compare."
     assert "sees [] of the True" in held.log
 
 
 def test_replay_of_seconds_without_recorded_times_differs(site: NodeApiServer, node: Node) -> None:
     first, second = train_two_checkpoints(site, node)
-    finish = wait_until_finished(site, queue_replay(site, first, second, budget="1h")).finish
-    assert finish is not None
+    finish = wait_until_finished(site, queue_replay(site, first, second, budget="1h")).end
     unproven = {"step": 20, "exact": False, "deviation": 1e9, "state_deviation": 1e9}
     assert finish.result == build_result(unproven)
 
 
 def test_replay_of_a_failing_model_blames_the_model(site: NodeApiServer, node: Node) -> None:
     first, second = train_two_checkpoints(site, node)
-    finish = wait_until_finished(site, queue_replay(site, first, second, misbehave_again="raise SystemExit(3)")).finish
-    assert finish is not None
+    finish = wait_until_finished(site, queue_replay(site, first, second, misbehave_again="raise SystemExit(3)")).end
     assert (finish.outcome, finish.cause) == ("failed", "model")
-    finish = wait_until_finished(site, queue_replay(site, first, second, misbehave_again="raise SystemExit(1)")).finish
-    assert finish is not None
+    finish = wait_until_finished(site, queue_replay(site, first, second, misbehave_again="raise SystemExit(1)")).end
     assert (finish.outcome, finish.cause) == ("failed", "infrastructure")

@@ -55,8 +55,7 @@ def test_agent_without_a_sandbox_warns(site: NodeApiServer, node: Node) -> None:
     assert node.start("--once", sandbox="none").wait() == 0
     assert "WITHOUT A SANDBOX" in node.read_output()
     assert site.registered[0].hardware.sandboxes == ("none",)
-    finish = site.leases[lease].finish
-    assert finish is not None
+    finish = site.leases[lease].end
     assert finish.outcome == "done", finish.reason + site.leases[lease].log
 
 

@@ -82,12 +82,11 @@ def test_training_starts_from_another_runs_weights(
         held = wait_until_finished(site, lease)
     finally:
         agent.stop()
-    assert held.finish is not None
-    assert held.finish.outcome == "done", held.finish.reason + held.log
+    assert held.end.outcome == "done", held.end.reason + held.log
     learned = json.loads((base_run / "result.json").read_text())["final_loss"]
     assert dev_losses(held)[0] == pytest.approx(learned, abs=1e-6), "the first loss is the last one of the other run"
     weights = next(file for file in base.checkpoint.files if file.path == "model.safetensors")
-    start = read_json_blob(site, held.finish.files[0])["from"]
+    start = read_json_blob(site, held.end.files[0])["from"]
     assert (start["name"], start["sha256"], start["new"]) == (
         f"run-12/step-{base.checkpoint.step:08d}",
         weights.sha256,
@@ -114,10 +113,9 @@ def run_and_read_config(site: NodeApiServer, tmp_path: Path, spec: protocol.JobS
     """Run the job and return the configuration of its process."""
     agent = InProcessAgent(site, tmp_path / "node").start()
     try:
-        finish = wait_until_finished(site, site.queue_job(spec)).finish
+        finish = wait_until_finished(site, site.queue_job(spec)).end
     finally:
         agent.stop()
-    assert finish is not None
     assert finish.outcome == "done", finish.reason
     return dict(read_json_blob(site, finish.files[0])["config"])
 
@@ -149,10 +147,9 @@ def test_replay_starts_from_the_same_base_weights(
     order = protocol.ReplayOrder(dataset=build_dataset_pin(), config={"steps": 20}, base=small_base, claimed=claimed)
     agent = InProcessAgent(site, tmp_path / "node").start()
     try:
-        finish = wait_until_finished(site, site.queue_job(build_job(site, order))).finish
+        finish = wait_until_finished(site, site.queue_job(build_job(site, order))).end
     finally:
         agent.stop()
-    assert finish is not None
     assert finish.outcome == "done", finish.reason
     assert finish.result["exact"]
     assert any(small_base.run.sha256 in request for request in site.requests)

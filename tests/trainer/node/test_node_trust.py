@@ -26,15 +26,13 @@ pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("requires_sandbox")
 def run_refused_job(site: NodeApiServer, node: Node, lease: int, outcome: str = "failed") -> str:
     """Return the reason of a refused job. Check that nothing ran and that the node finishes the next job."""
     held = wait_until_finished(site, lease)
-    assert held.finish is not None
-    assert held.finish.outcome == outcome
+    assert held.end.outcome == outcome
     assert has_no_output(held)
     site.sign, site.rewrite = site.key.sign, lambda spec: spec
     after = wait_until_finished(site, site.queue_job(build_training_job(site)))
-    assert after.finish is not None
-    assert after.finish.outcome == "done", after.finish.reason
+    assert after.end.outcome == "done", after.end.reason
     assert list_running_processes(node.home) == []
-    return held.finish.reason
+    return held.end.reason
 
 
 def has_no_output(held: LeaseRecord) -> bool:
@@ -57,8 +55,7 @@ def test_public_key_is_pinned_across_restarts(site: NodeApiServer, node: Node) -
     site.sign = site.key.sign
     lease = site.queue_job(build_training_job(site))
     assert node.start("--once").wait() == 0
-    finish = wait_until_finished(site, lease).finish
-    assert finish is not None
+    finish = wait_until_finished(site, lease).end
     assert "not signed by the site" in finish.reason
 
 

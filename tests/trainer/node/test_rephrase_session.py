@@ -74,9 +74,7 @@ def model_server() -> Iterator[CompletionServer]:
 
 def wait_until_ended(site: PacketApiServer, lease: int) -> protocol.FinishLease:
     wait_until(lambda: lease in site.leases and site.leases[lease].finish is not None)
-    finish = site.leases[lease].finish
-    assert finish is not None
-    return finish
+    return site.leases[lease].end
 
 
 def test_session_submits_every_packet_once(
@@ -210,8 +208,7 @@ def test_session_on_leaving_submits_finished_packets(site: PacketApiServer, add_
         volunteer.stop()
     assert site.waiting, "it takes no further packet"
     assert isinstance(volunteer.ended, AgentStoppedError) or volunteer.ended is None
-    finish = site.leases[lease].finish
-    assert finish is not None
+    finish = site.leases[lease].end
     assert (finish.outcome, finish.reason) == ("released", "The sponsor needs the machine.")
     assert len(site.taken) + len(site.waiting) == 400
     assert set(site.stored_counts.values()) == {1}

@@ -230,8 +230,7 @@ def test_two_slots_run_two_jobs_on_separate_cores(site: NodeApiServer, node: Nod
     assert node.wait() == 0
     for lease in leases:
         held = site.leases[lease]
-        assert held.finish is not None
-        assert held.finish.outcome == "released"
+        assert held.end.outcome == "released"
         assert len(held.checkpoints) == 1, "one signal stops all slots, each with its checkpoint"
     assert list_running_processes(node.home) == []
     assert list((node.home / "work").iterdir()) == []
@@ -280,8 +279,7 @@ def test_slots_with_the_same_release_download_it_once(site: NodeApiServer, tmp_p
     agent = InProcessAgent(site, tmp_path / "agent", lanes=3).start()
     leases = [site.queue_job(build_training_job(site, steps=5)) for _ in range(6)]
     for lease in leases:
-        finish = wait_until_finished(site, lease).finish
-        assert finish is not None
+        finish = wait_until_finished(site, lease).end
         assert finish.outcome == "done", finish.reason
     agent.stop()
     assert len([request for request in site.requests if request.startswith("GET ")]) == 2  # the release, the entry

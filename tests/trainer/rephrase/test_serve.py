@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.model_server import serve_model
 from trainer.rephrase.backends import Completion
-from trainer.rephrase.completion_model import CompletionRequest
+from trainer.rephrase.backends.protocol import CompletionRequest
 from trainer.rephrase.serve import build_parser, main
 
 pytestmark = pytest.mark.processes

@@ -6,6 +6,7 @@ contains the held-out text and never the secret that draws it: only numbers leav
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,8 +18,8 @@ from trainer.node.job import Job
 from trainer.node.outcome import JobFailedError, JobOutcome, explain_failure
 from trainer.protocol import FileRef, ScoreOrder
 from trainer.protocol.files import OPTIMIZER_FILE, build_checkpoint_path
-from trainer.sandbox import Mount, SandboxProcess, SandboxSpec, get_driver
-from trainer.sandbox.safe_files import parse_json_object, parse_relative_path
+from trainer.sandbox import Mount, SandboxSpec, get_driver
+from trainer.sandbox.safe_files import parse_json_object, parse_relative_path, sanitize_line
 
 TOKENIZER_FILE = "tokenizer.json"
 ITEMS_FILE = "items.jsonl.gz"
@@ -26,6 +27,8 @@ TEXT_FILE = "test.jsonl"  # what the order's secret draws
 FILES = (ITEMS_FILE, "losses.npy", TOKENIZER_FILE)
 """Uploaded with the result: for comparing two runs item by item, as a reference, and for publishing the weights."""
 OUTPUT_BYTES = 4 << 20
+TAIL_LENGTH = 4096
+COMMAND_NAME = re.compile(r"^dailytrain [a-z]+: ")
 
 
 def score_run(job: Job) -> JobOutcome:
@@ -65,16 +68,12 @@ def score_trusted_code(job: Job, order: ScoreOrder, command: list[str]) -> JobOu
     output = job.workspace.scratch / "output.json"
     spec = build_trusted_spec(job, command + build_trusted_flags(job, order), job.limits)
     process = job.run_process(get_driver("none"), spec, output=output)
-    return read_outcome(process, read_output(output), is_graph=order.graph is not None)
-
-
-def read_outcome(process: SandboxProcess, result: dict[str, Any] | None, is_graph: bool) -> JobOutcome:
-    """Return the outcome. `is_graph`: no code of the entry ran."""
+    result = read_output(output)
     if process.limit_error is None and process.poll() == ExitCode.OK and result is not None:
         return JobOutcome("done", result=result, files=FILES)
     report = result or {}
-    report = {"reason": report.get("failed"), "fault": report.get("fault")}
-    raise explain_failure(process, "The scoring", is_graph, report)
+    report = {"reason": report.get("failed") or read_last_line(job), "fault": report.get("fault")}
+    raise explain_failure(process, "The scoring", order.graph is not None, report)
 
 
 def build_trusted_flags(job: Job, order: ScoreOrder) -> list[str]:
@@ -135,3 +134,10 @@ def collect_evaluation_data(job: Job, files: Sequence[FileRef]) -> Path:
 def read_output(output: Path) -> dict[str, Any] | None:
     with output.open("rb") as file:
         return parse_json_object(file.read(OUTPUT_BYTES + 1), OUTPUT_BYTES)
+
+
+def read_last_line(job: Job) -> str:
+    """Return the end of what the processes wrote, without the name of the command: an error, or the exception."""
+    lines = job.workspace.output.read_text(errors="replace")[-TAIL_LENGTH:].splitlines()
+    last = next((line for text in reversed(lines) if (line := sanitize_line(text))), "")
+    return COMMAND_NAME.sub("", last)

@@ -6,7 +6,6 @@ compute, a full disk.
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +13,12 @@ from pydantic import ValidationError
 
 from trainer.node.datasets import PYTHON_COMMAND, build_trusted_spec
 from trainer.node.job import Job
-from trainer.node.job_handlers.score import read_output
+from trainer.node.job_handlers.score import read_last_line, read_output
 from trainer.node.job_handlers.train import build_spec, choose_devices, write_config
 from trainer.node.outcome import RESULT_BYTES, JobFailedError, JobOutcome
 from trainer.protocol import SelfTestOrder, SelfTestResult
 from trainer.sandbox import SandboxProcess, get_driver
-from trainer.sandbox.safe_files import read_json_object, sanitize_line
+from trainer.sandbox.safe_files import read_json_object
 
 CONFIG = {
     "preset": "tiny", "budget": "1steps", "checkpoint-every": "1steps",
@@ -28,8 +27,6 @@ CONFIG = {
 TEXT = "The train leaves every night, and its last stop is not known. "
 LINES = 2000
 SCORED_TOKENS = 1  # of the sample: at least one row
-TAIL_LENGTH = 4096
-COMMAND_NAME = re.compile(r"^dailytrain [a-z]+: ")
 
 
 def run_self_test(job: Job) -> JobOutcome:
@@ -42,6 +39,8 @@ def run_self_test(job: Job) -> JobOutcome:
     check(job, trained, "Training one step")
     scored, result = score_row(job, dataset)
     check(job, scored, "Scoring one row")
+    if result.get("suite_missing"):
+        raise JobFailedError("Scoring one row: lm-eval is missing: pip install 'dailytrain[training]'")
     measured = read_json_object(job.workspace.out, "result.json", RESULT_BYTES) or {}
     try:
         found = SelfTestResult.model_validate(
@@ -84,7 +83,7 @@ def score_row(job: Job, dataset: Path) -> tuple[SandboxProcess, dict[str, Any]]:
     output = job.workspace.scratch / "output.json"
     command = [*PYTHON_COMMAND, "-m", "trainer.cli", "score", str(job.workspace.out), "--dataset", str(dataset)]
     command += ["--json", "--device", "cuda" if job.context.slot.gpus else "auto"]
-    command += ["--limit-tokens", str(SCORED_TOKENS)]
+    command += ["--limit-tokens", str(SCORED_TOKENS), "--suite", "blimp_sample", "--suite-limit", "1"]
     process = job.run_process(get_driver("none"), build_trusted_spec(job, command, job.limits), output=output)
     return process, read_output(output) or {}
 
@@ -96,10 +95,3 @@ def check(job: Job, process: SandboxProcess, activity: str) -> None:
         raise JobFailedError(f"{activity}: {process.limit_error}")
     if code != 0:
         raise JobFailedError(f"{activity}: {read_last_line(job) or f'exit code {code}'}")
-
-
-def read_last_line(job: Job) -> str:
-    """Return the end of what the processes wrote, without the name of the command: an error, or the exception."""
-    lines = job.workspace.output.read_text(errors="replace")[-TAIL_LENGTH:].splitlines()
-    last = next((line for text in reversed(lines) if (line := sanitize_line(text))), "")
-    return COMMAND_NAME.sub("", last)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
@@ -69,3 +69,23 @@ class CompletionClient(Protocol):
 
     def recover(self) -> None:
         """Restart a server that has died. Raise `BackendError` after too many restarts."""
+
+
+@dataclass(frozen=True)
+class CompletionRequest:
+    prompt: str
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0  # 0: all tokens
+    max_tokens: int = 512
+    seed: int = 0
+
+
+class CompletionModel(Protocol):
+    context: int  # context length: tokens of prompt and completion together
+
+    def count_tokens(self, prompt: str) -> int:
+        """Return the tokens of the prompt, including those that the chat template adds."""
+
+    def complete(self, requests: Sequence[CompletionRequest]) -> list[Completion]:
+        """Complete several prompts, each with its own sampling parameters and seed."""

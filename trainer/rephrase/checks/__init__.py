@@ -21,7 +21,8 @@ from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 
 from trainer.errors import UserError
-from trainer.rephrase.checks import forms, similarity, wording
+from trainer.rephrase.checks import text as texts
+from trainer.rephrase.checks import wording
 from trainer.rephrase.checks.cleaning import clean_output
 from trainer.rephrase.checks.envelope import check_envelope
 from trainer.rephrase.checks.text import AnalyzedText, analyze_source
@@ -109,7 +110,7 @@ def check_output(
         return CheckResult(False, (reason,), text.raw)
     measures = _measure(analyzed, text)
     reasons = [reason for reason, applies in find_violations(measures, thresholds[style]).items() if applies]
-    if reason := forms.find_form_violation(style, text.raw):
+    if reason := wording.find_form_violation(style, text.raw):
         reasons.append(reason)
     if is_other_language(analyzed, text, language):
         reasons.append("language")
@@ -126,11 +127,11 @@ def measure_output(source: str, text: str) -> dict[str, float]:
 def _measure(source: AnalyzedText, text: AnalyzedText) -> dict[str, float]:
     return {
         "ratio": text.tokens / max(1, source.tokens),
-        "meaning": similarity.measure_meaning(source, text),
-        "subject": similarity.measure_subject(source, text),
-        "copied": similarity.measure_copied(source, text),
-        "runs": similarity.count_ngrams(text),
-        "repetition": similarity.measure_repetition(text.raw),
+        "meaning": texts.measure_meaning(source, text),
+        "subject": texts.measure_subject(source, text),
+        "copied": texts.measure_copied(source, text),
+        "runs": texts.count_ngrams(text),
+        "repetition": texts.measure_repetition(text.raw),
         "looped": max(0.0, text.loop_share - source.loop_share),
     }
 

@@ -50,7 +50,7 @@ def process_delivery(event: str, payload: dict[str, Any]) -> OutboxMessage:
 def test_delivery_whose_handler_fails_is_retried_a_few_times(
     db: None, monkeypatch: pytest.MonkeyPatch, error: Exception, attempts: int, state: str, problem: str
 ) -> None:
-    def handle(payload: dict[str, Any], installation: int | None) -> str | None:
+    def handle(payload: dict[str, Any]) -> str | None:
         raise error
 
     monkeypatch.setattr(deliveries, "import_string", lambda path: handle)
@@ -67,34 +67,15 @@ def test_delivery_whose_handler_fails_is_retried_a_few_times(
 def store_installation_delivery(action: str, **fields: Any) -> OutboxMessage:
     app = {"id": INSTALLATION, "account": payloads.user("trains", 9919, "Organization"), "suspended_at": None}
     payload = {"action": action, "installation": app, "sender": payloads.user("mara"), **fields}
-    event = "installation_repositories" if "repositories_added" in fields else "installation"
-    return process_delivery(event, payload)
+    return process_delivery("installation", payload)
 
 
-def build_repository_rows(*names: str) -> list[dict[str, Any]]:
-    return [
-        {"id": 1, "node_id": "R_1", "name": name, "full_name": f"trains/{name}", "private": False} for name in names
-    ]
-
-
-def test_installation_events_update_installed_repositories(github: GitHub) -> None:
-    assert (
-        store_installation_delivery(
-            "created", repositories=build_repository_rows("daily", "weekly"), requester=None
-        ).state
-        == "done"
-    )
+def test_installation_events_store_whether_the_app_is_suspended(github: GitHub) -> None:
+    assert store_installation_delivery("created", repositories=[], requester=None).state == "done"
     app = Installation.objects.get(number=INSTALLATION)
-    assert (app.account, app.repositories, app.suspended) == ("trains", ["trains/daily", "trains/weekly"], False)
+    assert (app.account, app.suspended) == ("trains", False)
     assert github_client.get_client("trains/daily")
     assert github.count_requests("GET", "/installation$") == 0
-
-    added, removed = build_repository_rows("monthly"), build_repository_rows("weekly")
-    store_installation_delivery(
-        "added", repositories_added=added, repositories_removed=removed, repository_selection="selected"
-    )
-    app.refresh_from_db()
-    assert app.repositories == ["trains/daily", "trains/monthly"]
 
     for disabling, enabling in (("suspend", "unsuspend"), ("deleted", "created")):
         store_installation_delivery(disabling)
@@ -108,10 +89,9 @@ def test_installation_events_update_installed_repositories(github: GitHub) -> No
 
 def test_installation_of_enterprise_or_without_account_is_accepted(db: None) -> None:
     payload = {"action": "created", "installation": {"id": 5, "account": {"slug": "rail", "id": 1}}}
-    assert import_string(EVENTS["installation"])(payload, 5) is None
+    assert import_string(EVENTS["installation"])(payload) is None
     assert Installation.objects.get().account == "rail"
-    assert import_string(EVENTS["installation"])({"action": "renamed", "installation": {"id": 5}}, 5)
-    assert import_string(EVENTS["installation_repositories"])({"action": "added"}, None)
+    assert import_string(EVENTS["installation"])({"action": "renamed", "installation": {"id": 5}})
 
 
 # --- documented payloads ---------------------------------------------------------------------------------------------

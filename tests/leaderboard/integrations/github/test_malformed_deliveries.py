@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from leaderboard import outbox
 from leaderboard.integrations.github import deliveries
-from leaderboard.models import Installation, OutboxMessage
+from leaderboard.models import OutboxMessage
 from tests.support import github_payloads as payloads
 
 pytestmark = pytest.mark.django_db
@@ -45,12 +45,6 @@ def build_payloads() -> dict[str, dict[str, Any]]:
         },
         "check_run": {"action": "rerequested", "check_run": check, **about},
         "installation": {"action": "created", "repositories": [{"full_name": "trains/daily"}], **about},
-        "installation_repositories": {
-            "action": "added",
-            "repositories_added": [{"full_name": "trains/daily"}],
-            "repositories_removed": [],
-            **about,
-        },
     }
     assert set(events) == set(deliveries.EVENTS)
     return events
@@ -103,9 +97,3 @@ def test_delivery_with_any_wrong_value_is_not_retried(data: st.DataObject) -> No
     delivery = process_delivery(event, replace_value(PAYLOADS[event], path, value))
 
     assert delivery.state != OutboxMessage.State.PENDING, delivery.problem
-
-
-def test_installation_with_malformed_rows_stores_valid_names_only() -> None:
-    rows = [{"full_name": "trains/daily"}, {"full_name": 3}, [], "x", {}]
-    assert process_delivery("installation", {**PAYLOADS["installation"], "repositories": rows}).problem == ""
-    assert Installation.objects.get().repositories == ["trains/daily"]

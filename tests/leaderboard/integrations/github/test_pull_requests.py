@@ -225,7 +225,7 @@ def test_deliveries_in_any_order_leave_newest_state(pull: PullRequestAuthor) -> 
             ])  # fmt: skip
             versions.append({**versions[-1], **change, "updated_at": build_timestamp(second)})
         for version in rng.choices(versions, k=10) + rng.sample(versions, k=len(versions)):
-            sync.handle_pull_request(payloads.pull_request("edited", version), None)
+            sync.handle_pull_request(payloads.pull_request("edited", version))
         row, last = PullRequest.objects.get(number=100 + seed), versions[-1]
         stored = (row.head_sha, row.title, row.state, row.draft)
         assert stored == (last["head"]["sha"], last["title"], last["state"], last["draft"])
@@ -240,7 +240,7 @@ def test_pull_request_with_each_documented_action_is_accepted(pull: PullRequestA
     deleted_fork = {"head": {**shown["head"], "repo": None, "user": None}}
     for action in payloads.ACTIONS:
         for changes in ({}, deleted_fork, {"user": None, "draft": None, "title": None}):
-            assert sync.handle_pull_request(payloads.pull_request(action, {**shown, **changes}), None) is None
+            assert sync.handle_pull_request(payloads.pull_request(action, {**shown, **changes})) is None
     pull.process_pending_work()
 
 
