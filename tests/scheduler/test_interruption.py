@@ -27,7 +27,7 @@ from pytest_django import Settings
 
 from scheduler import lease_sweeper, leases, node_tokens, storage, transitions
 from scheduler.models import Job, Lease, Node
-from tests.support.pool import HARDWARE, Agent, ClaimedJob, create_job, create_node
+from tests.support.pool import HARDWARE, LIMITS, Agent, ClaimedJob, create_job, create_node
 from tests.support.recording_handler import PIN
 from tests.support.waits import WAIT_SECONDS
 from trainer import protocol
@@ -78,7 +78,7 @@ Step = st.tuples(st.sampled_from(["beat", "late", "silent", "released", "checkpo
 def test_seconds_are_never_charged_twice(db: None, steps: list[tuple[str, float]]) -> None:
     """The seconds of a job are the sum of the last accepted reports of its leases."""
     with transaction.atomic():
-        job = create_job(max_attempts=1000)
+        job = create_job(max_attempts=1000, limits={**LIMITS.model_dump(), "wall_seconds": 20_000})
         agents = [Agent(create_node(f"node-{number}")[1]) for number in range(2)]
         reported_seconds: dict[int, float] = {}
         ended_jobs: list[ClaimedJob] = []

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from scheduler import job_groups, leases, matching, node_slots
 from scheduler.models import Job, Lease, Node, Window
 from tests.scheduler.test_claims_race import call_concurrently, skip_without_postgres
-from tests.support.pool import HARDWARE, Agent, ClaimedJob, create_job, create_node
+from tests.support.pool import HARDWARE, LIMITS, Agent, ClaimedJob, create_job, create_node
 from trainer import protocol
 from trainer.accounting.training_size import CheckpointSizes, compute_upload_limits
 
@@ -160,7 +160,9 @@ def test_pending_milestone_stops_job_earlier(agent: Agent) -> None:
 
 
 def test_run_over_node_limit_is_not_leased_there_again_soon(agent: Agent) -> None:
-    create_job(expected_seconds=360_000, checkpoint_seconds=600)
+    create_job(
+        expected_seconds=360_000, checkpoint_seconds=600, limits={**LIMITS.model_dump(), "wall_seconds": 720_000}
+    )
     Node.objects.update(max_hours=4)
     claimed_job = agent.claim_job()
     assert claimed_job.send_heartbeat().json()["stop"] == ""
