@@ -106,5 +106,5 @@ def test_weight_files_of_release_before_end_of_run_are_listed(
 ) -> None:
     create_checkpoint(release_score_job, 10)  # the tokenizer file belongs to the score job
     JobFile.objects.filter(job=release_score_job).update(path="tokenizer.json")
-    names = [file.path for file in weights.list_weight_files(released_publication.run, "50-percent")]
+    names = sorted(path for path, _ in weights.find_weight_blobs(released_publication.run, "50-percent"))
     assert names == ["checkpoints/step-00000010/model.safetensors", "run.json", "source.tar", "tokenizer.json"]
