@@ -86,7 +86,7 @@ check-nightly: lint  ## everything: all tests, those of a database on PostgreSQL
 	$(MAKE) test-cuda
 
 chaos: install   ## faults of every process and service for two minutes, then the oracle: make chaos SEED=7 SECONDS=600
-	CHAOS_SEED=$(or $(SEED),1) CHAOS_SECONDS=$(or $(SECONDS),120) $(BIN)/python -m pytest -s -n0 tests/acceptance/test_site_faults.py
+	CHAOS_SEED=$(or $(SEED),1) CHAOS_SECONDS=$(or $(SECONDS),120) $(BIN)/python -m pytest -s -n0 tests/acceptance/site_faults/test_site_faults.py
 
 chaos-pool: install  ## twenty agents, killed, frozen and cut off at random for five minutes: no job may be lost
 	CHAOS_AGENTS=20 CHAOS_SECONDS=300 CHAOS_STEPS=300 $(BIN)/python -m pytest -s tests/acceptance/test_pool_chaos.py

@@ -41,7 +41,7 @@ BODY_SECONDS = 30.0  # for the body of a request that is not a file
 DISCONNECTED = "dailytrain.disconnected"  # in the scope of a download: set when its client has hung up
 
 
-def send_until_disconnect(environ: dict[str, Any], start_response: Any) -> Iterator[bytes]:
+def send_until_disconnect(environ: Any, start_response: Any) -> Iterator[bytes]:
     """Answer as Django does, and stop when the client has hung up: uvicorn would accept the rest of a file, unsent."""
     disconnected: Event | None = environ["asgi.scope"].get(DISCONNECTED)
     response = django_wsgi(environ, start_response)

@@ -33,7 +33,7 @@ def fall_back(name: str) -> Callable[..., Any]:
     return call
 
 
-class FallbackCache(RedisCache):
+class FallbackCache(RedisCache):  # type: ignore[misc]
     """A cache in Redis that goes on in memory, for each process alone, while Redis does not answer."""
 
     def __init__(self, server: str, params: dict[str, Any]) -> None:

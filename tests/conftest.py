@@ -103,12 +103,27 @@ def _fresh_cache() -> None:
     cache.clear()
 
 
+def has_database(request: pytest.FixtureRequest) -> bool:
+    marked = request.node.get_closest_marker("django_db")
+    return bool(marked or {"db", "transactional_db"} & {*request.fixturenames})
+
+
+@pytest.fixture(autouse=True)
+def _own_files(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Give each test with a database stored files and uploads of its own: row numbers, which name them, start again."""
+    if has_database(request):
+        settings, folder = request.getfixturevalue("settings"), tmp_path_factory.mktemp("files")
+        options = {"location": str(folder / "storage")}
+        backend = {"BACKEND": "django.core.files.storage.FileSystemStorage", "OPTIONS": options}
+        settings.STORAGES = {**settings.STORAGES, "default": backend}
+        settings.UPLOADS = folder / "uploads"
+
+
 @pytest.fixture(autouse=True)
 def _current_standings(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Recompute stored standings before each request and each read, as if Celery had just run; its queries are not
     counted. Tests marked `stored_standings` call the task themselves."""
-    has_database = request.node.get_closest_marker("django_db") or {"db", "transactional_db"} & {*request.fixturenames}
-    if not has_database or request.node.get_closest_marker("stored_standings"):
+    if not has_database(request) or request.node.get_closest_marker("stored_standings"):
         return
     from django.db import connection
     from django.test import Client

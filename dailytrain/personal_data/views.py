@@ -63,7 +63,7 @@ def download(request: HttpRequest) -> JsonResponse:
 @require_POST
 @never_cache
 @require_login_from("your-data")
-@reauthentication_required  # by password or code, unless GitHub alone signs the user in
+@reauthentication_required  # type: ignore[untyped-decorator]  # by password or code, if the user has one
 def delete(request: HttpRequest) -> HttpResponse:
     """Delete the account, if its name was typed."""
     user = get_user(request)

@@ -25,8 +25,8 @@ class OutboxMessageAdmin(ReadOnlyAdmin):
     @admin.action(description="Process again", permissions=["view"])
     def again(self, request: HttpRequest, queryset: QuerySet[OutboxMessage]) -> None:
         """Queue messages in any state: their handlers are idempotent. Notices are not sent again."""
-        chosen = queryset.exclude(kind=delivery.KIND, state=OutboxMessage.State.DONE)
-        chosen = list(chosen.exclude(kind=deliveries.KIND, payload={}))  # deleted after a while
+        unsent = queryset.exclude(kind=delivery.KIND, state=OutboxMessage.State.DONE)
+        chosen = list(unsent.exclude(kind=deliveries.KIND, payload={}))  # deleted after a while
         for message in chosen:
             outbox.enqueue(message.kind, message.key, message.payload)
             Event.record(get_user(request).get_username(), message, f"Queued {message.key} again.")

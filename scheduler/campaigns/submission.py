@@ -21,7 +21,7 @@ from scheduler.campaigns.sessions import get_campaign
 from scheduler.models import Lease
 from trainer import protocol
 from trainer.rephrase import checks
-from trainer.rephrase.checks import similarity
+from trainer.rephrase.checks.text import measure_meaning
 
 MIN_SIMILARITY = 0.2
 """Cosine of character 3-grams of two texts for one chunk and style; also the limit for "easy" texts. A guess."""
@@ -298,8 +298,7 @@ def is_agreement(checked: CheckedPacket, others: Sequence[Rephrasing]) -> bool:
     similar = sum(
         (output := checked.outputs.get((row.chunk, row.style))) is not None
         and output.accepted
-        and similarity.measure_meaning(checks.AnalyzedText(row.text), checks.AnalyzedText(output.text))
-        >= MIN_SIMILARITY
+        and measure_meaning(checks.AnalyzedText(row.text), checks.AnalyzedText(output.text)) >= MIN_SIMILARITY
         for row in others
     )
     return similar >= MIN_AGREEMENT * len(others)

@@ -16,8 +16,7 @@ from typing import Any
 
 import pytest
 
-from tests.support import hub_server
-from tests.support.campaign_processes import (
+from tests.acceptance.campaign_processes import (
     C4,
     GUTENBERG,
     make_sources,
@@ -26,6 +25,7 @@ from tests.support.campaign_processes import (
     run_volunteers,
     start_campaign,
 )
+from tests.support import hub_server
 from tests.support.live_site import LiveSite, database
 from tests.support.waits import WAIT_SECONDS
 from trainer.rephrase.checks import REASONS, check_output

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import clean_system
+from tests.acceptance import clean_system
 from tests.support.live_site import PASSWORD, LiveSite, live_site, make_repository
 from tests.support.pasted_line import lend_machine
 from tests.support.waits import WAIT_SECONDS

@@ -35,7 +35,7 @@ def test_pool_with_faults_loses_no_job_and_charges_no_second_twice(tmp_path: Pat
     with database(tmp_path) as address:
         site = LiveSite(tmp_path, address)
         site.environment |= {
-            "DJANGO_SETTINGS_MODULE": "tests.support.chaos_settings",
+            "DJANGO_SETTINGS_MODULE": "tests.acceptance.chaos_settings",
             "PYTHONPATH": str(REPOSITORY),
             "LEASE_SECONDS": str(LEASE_SECONDS),
         }

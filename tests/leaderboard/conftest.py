@@ -94,13 +94,6 @@ def site(main_repository: Repository, tmp_path: Path, settings: Any) -> Any:
     settings.MAIN_BRANCH = "main"
     settings.REPOSITORIES = tmp_path / "repositories"
     settings.SIGNING_KEY = tmp_path / "keys" / "signing.key"
-    settings.STORAGES = {
-        **settings.STORAGES,
-        "default": {
-            "BACKEND": "django.core.files.storage.FileSystemStorage",
-            "OPTIONS": {"location": str(tmp_path / "storage")},
-        },
-    }
     return settings
 
 

@@ -131,12 +131,6 @@ def test_author_can_retry_run_after_infrastructure_failure(
     assert (run.state, get_job(run).state) == ("queued", Job.State.QUEUED)
 
 
-def test_impossible_action_is_refused_with_message(client: Client, entry_author: User, run: Run) -> None:
-    assert "this action is not possible now" in post_action(client, run, "resume")
-    assert client.post(f"/runs/{run.pk}/ask/win/").status_code == 404
-    assert client.get(f"/runs/{run.pk}/ask/cancel/").status_code == 405
-
-
 def test_actions_of_other_users_are_forbidden(client: Client, entry_author: User, run: Run) -> None:
     Entry.objects.update(author="mallory")  # the author of a commit can be any name
     for other_user in (None, User.objects.create_user("mallory")):
@@ -147,13 +141,6 @@ def test_actions_of_other_users_are_forbidden(client: Client, entry_author: User
         assert other_client.post(f"/runs/{run.pk}/ask/cancel/").status_code == 403
     run.refresh_from_db()
     assert run.state == "queued"
-
-
-def test_maintainer_can_act_on_run(run: Run, maintainer: User, client: Client) -> None:
-    client.force_login(maintainer)
-    assert list_buttons(client, run) == ["hold", "cancel"]
-    post_action(client, run, "cancel")
-    assert run.state == "cancelled"
 
 
 @pytest.mark.parametrize("is_verified", [False, True])
@@ -185,13 +172,6 @@ def test_author_before_second_step_keeps_own_actions(
     assert run.state == "cancelled"
 
 
-def test_action_without_csrf_token_is_forbidden(run: Run, entry_author: User) -> None:
-    strict = Client(enforce_csrf_checks=True)
-    strict.force_login(entry_author)
-    assert strict.post(f"/runs/{run.pk}/ask/cancel/").status_code == 403
-    assert runs.Run.objects.get(pk=run.pk).state == "queued"
-
-
 def test_admin_actions_hold_queue_and_raise_priority(run: Run, maintainer: User, client: Client) -> None:
     client.force_login(maintainer)
 
@@ -213,13 +193,6 @@ def test_admin_actions_hold_queue_and_raise_priority(run: Run, maintainer: User,
         Job.Priority.CONFIRMATION,
         *2 * [Job.Priority.NIGHTLY],
     ]
-
-
-def test_changed_impact_updates_waiting_jobs(run: Run, maintainer: User) -> None:
-    run.entry.impact = 7
-    run.entry.save()
-    assert runs.update_job_impact(run.entry) == 1
-    assert get_job(run).impact == 7
 
 
 def test_run_of_withdrawn_entry_is_not_retried_or_run_again(

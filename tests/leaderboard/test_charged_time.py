@@ -59,12 +59,6 @@ def test_checkpoint_that_charges_what_cannot_be_is_refused(lease: Lease, state: 
     assert list(lease.job.checkpoints.values_list("step", "seconds")) == [(10, 100.0), (20, 590.0)]
 
 
-@pytest.mark.parametrize("state", [[], {}, {"spent": 1}, {"spent": {"steps": "10"}}])
-def test_charged_time_of_a_checkpoint_without_a_state_is_unknown(lease: Lease, state: Any) -> None:
-    upload_checkpoint(lease, 10, state)
-    assert lease.job.checkpoints.get().seconds is None
-
-
 def test_charged_time_of_earlier_leases_does_not_count(lease: Lease, capable_node: Node) -> None:
     upload_checkpoint(lease, 10, build_state(10, 500.0))
     assert leases.lose_lease(lease, "Its heartbeat stopped.")

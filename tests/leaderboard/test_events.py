@@ -57,17 +57,6 @@ def node_without_events(node: Node) -> Node:
     return node
 
 
-def test_events_are_announced_once_in_order(node_without_events: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    set_listeners(monkeypatch, "record_messages")
-    monkeypatch.setattr(announcing, "BATCH_SIZE", 2)
-    create_events(node_without_events, "one", "two", "three")
-    assert announcing.announce_events() == 3
-    assert announcing.announce_events() == 0
-    create_events(node_without_events, "four")
-    assert announcing.announce_events() == 1
-    assert received_messages == ["one", "two", "three", "four"]
-
-
 def test_event_committed_late_is_announced(node_without_events: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its id is lower than that of an announced event, so a cursor of ids would skip it."""
     set_listeners(monkeypatch, "record_messages")
@@ -133,10 +122,3 @@ def test_concurrent_processes_announce_each_event_once(monkeypatch: pytest.Monke
         thread.join(WAIT_SECONDS)
     announcing.announce_events()
     assert sorted(received_messages) == sorted(f"event {number}" for number in range(20))
-
-
-def test_each_configured_listener_is_callable() -> None:
-    from django.utils.module_loading import import_string
-
-    for path in announcing.LISTENERS:
-        assert callable(import_string(path))

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from leaderboard.graph_diffs import MAX_LINES, MAX_SHOWN_LINES, GraphDiff, compare_files
+from leaderboard.graph_diffs import MAX_LINES, GraphDiff, compare_files
 
 INPUTS = [{"name": "tokens", "dtype": "int64", "shape": ["batch", 64]}]
 
@@ -28,11 +28,6 @@ def list_changes(diff: GraphDiff) -> list[str]:
     assert not diff.problem
     lines = [line for hunk in diff.hunks for line in hunk.lines]
     return [f"{line.sign} {line.text.strip()}" for line in lines if line.kind != "same"]
-
-
-def test_diff_of_equal_graphs_is_empty() -> None:
-    graph = build_graph(build_call("aten::exp", "%tokens"))
-    assert compare_graphs(graph, graph).hunks == []
 
 
 CHAIN = (build_call("aten::exp", "%tokens"), build_call("aten::neg", "%0"), build_call("aten::add.Tensor", "%0", "%1"))
@@ -120,35 +115,12 @@ def test_diff_of_each_kind_of_change_is_shown(name: str) -> None:
     assert list_changes(compare_graphs(before, after)) == changes
 
 
-def test_diff_at_end_of_long_line_is_shown() -> None:
-    tables = [build_graph(build_call("aten::index", "%tokens", [*range(1000), last])) for last in (1, 2)]
-    removed, added = list_changes(compare_graphs(*tables))
-    assert removed.partition("…")[0][1:] == added.partition("…")[0][1:]
-    assert removed[1:] != added[1:]
-    assert len(added) < 400
-
-
-def test_diff_of_constant_tensor_is_shown() -> None:
-    tensors = [{"constants": {"mask": {"dtype": "int8", "shape": [2], "data": data}}} for data in ("AAA=", "AAE=")]
-    removed, added = list_changes(compare_files("main", *(json.dumps(tensor).encode() for tensor in tensors)))
-    assert removed.startswith('− constants mask {"data": "AAA="')
-    assert added.startswith('+ constants mask {"data": "AAE="')
-
-
 def test_diff_escapes_line_break_in_name() -> None:
     diff = compare_graphs(
         build_graph(), build_graph(build_call("aten::exp", "%tokens", module="head\n+ aten::neg(%1)"))
     )
     (line,) = [line for hunk in diff.hunks for line in hunk.lines if "aten::exp" in line.text]
     assert "%head⟨U+000A⟩+ aten::neg(%1)/exp.1 = aten::exp(%tokens)" in line.visible_text
-
-
-def test_large_diff_is_truncated() -> None:
-    diff = compare_graphs(
-        build_graph(), build_graph(*[build_call("aten::mul.Tensor", "%tokens", n) for n in range(MAX_SHOWN_LINES + 10)])
-    )
-    assert sum(len(hunk.lines) for hunk in diff.hunks) == MAX_SHOWN_LINES
-    assert diff.omitted > 0
 
 
 @pytest.mark.parametrize("content", [None, b"{", b"[]", b'{"features": {"calls": [1]}}', b"[" * 100_000])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import random
 from datetime import timedelta
 from typing import Any
@@ -14,11 +13,9 @@ from django.urls import reverse
 from django.utils import timezone
 
 from leaderboard import graphs, runs
-from leaderboard.job_handlers import generation, replays
+from leaderboard.job_handlers import generation
 from leaderboard.job_handlers.generation import Prompt
 from leaderboard.models import Entry, Run, Season, TracedGraph, Track
-from leaderboard.publishing import weights
-from leaderboard.rankings.standings_store import recompute_standings
 from leaderboard.schedule import ladder, next_season
 from leaderboard.submissions import intake, smoke_tests
 from leaderboard.submissions.intake import IntakeError
@@ -26,8 +23,7 @@ from scheduler import storage, transitions
 from scheduler.job_kinds import get_job_kind
 from scheduler.models import Job, JobFile, Node
 from scheduler.retention import delete_expired
-from tests.leaderboard.conftest import Repository, create_checkpoint, finish_run
-from tests.leaderboard.views.test_page_board import extract_text
+from tests.leaderboard.conftest import Repository, finish_run
 from tests.support.graph_jobs import attach_graph, finish_trace, store_graph
 from tests.support.nights import MONDAY, start_night
 from tests.support.node_jobs import finish_job, lease_job
@@ -86,20 +82,6 @@ def test_traced_run_has_graph_and_no_entry_files(waiting_run: Run, node: Node) -
         assert (job.entry, job.needs_sandbox) == (None, False)
 
 
-def test_replay_order_has_the_graph(waiting_run: Run, node: Node) -> None:
-    run = finish_trace(waiting_run)
-    assert run.job is not None
-    lease_job(run.job, node)
-    for step in (10, 20):
-        create_checkpoint(run.job, step)
-    finish_job(run.job, {"step": 20})
-    run.refresh_from_db()
-    replay = replays.request_replay(run, actor="mara")
-    assert replay.job is not None
-    assert (replay.job.entry, replay.job.needs_sandbox) == (None, False)
-    assert build_order(replay.job).graph == graphs.build_order_files(run.graph)
-
-
 def test_runs_of_equal_config_share_a_graph(waiting_run: Run) -> None:
     run = finish_trace(waiting_run)
     [second_run] = runs.queue_more_seeds(run.entry, 1, actor="mara")
@@ -133,11 +115,6 @@ def test_config_hash_depends_on_what_changes_the_graph(config: dict[str, Any], i
     assert (graphs.hash_config({**base, **config}) == graphs.hash_config(base)) is is_equal
 
 
-def test_config_hash_without_sizes_depends_on_the_budget() -> None:
-    first, second = ({"arch": "gpt", "budget": budget} for budget in ("60s", "24h"))
-    assert graphs.hash_config(first) != graphs.hash_config(second)
-
-
 def test_failed_trace_fails_the_run_with_its_reason(waiting_run: Run) -> None:
     job = Job.objects.get()
     sentence = "smear.py:12: `.item()` reads a value: use torch.where."
@@ -159,18 +136,6 @@ def test_graph_with_a_forged_hash_is_not_stored(waiting_run: Run) -> None:
     assert not TracedGraph.objects.usable().exists()
 
 
-def test_lost_trace_can_be_retried(waiting_run: Run, node: Node) -> None:
-    job = Job.objects.get()
-    lease_job(job, node)
-    transitions.fail_job(job, "node:cellar", "infrastructure", "The node was lost.")
-    waiting_run.refresh_from_db()
-    assert (waiting_run.state, waiting_run.cause) == ("failed", "infrastructure")
-    runs.retry_run(waiting_run, actor="mara")
-    waiting_run.refresh_from_db()
-    assert waiting_run.state == "waiting"
-    assert finish_trace(waiting_run).state == "queued"
-
-
 def test_retried_run_of_an_earlier_season_is_traced_once(waiting_run: Run, node: Node) -> None:
     lease_job(Job.objects.get(), node)
     transitions.fail_job(Job.objects.get(), "node:cellar", "infrastructure", "The node was lost.")
@@ -190,17 +155,6 @@ def test_failed_smoke_test_of_traced_entry_waits_for_maintainer(waiting_run: Run
     assert "Approve it again to train it anyway" in run.reason
     (run,) = intake.approve_entry(run.entry, run.entry.sha, None)
     assert run.state == "queued"
-
-
-def test_smoke_test_before_approval_traces_for_the_run(traced_track: Track, proposed_entry: Entry) -> None:
-    job = smoke_tests.queue_smoke_test(proposed_entry, is_vouched=True)
-    assert job is not None
-    assert job.needs_trusted
-    finish_job(job, {"passed": True, "sentence": "Sound.", "checks": [], "graph": attach_graph(job)})
-    proposed_entry.refresh_from_db()
-    (run,) = intake.approve_entry(proposed_entry, proposed_entry.sha, None)
-    assert (run.state, run.graph) == ("queued", job.traced_graph)
-    assert Job.objects.filter(kind="smoke").count() == 1
 
 
 def test_graph_of_another_vocabulary_is_traced_again(traced_track: Track, proposed_entry: Entry) -> None:
@@ -388,13 +342,6 @@ def test_season_admin_with_lower_caps_fails_the_queued_run(queued_run: Run, clie
     assert queued_run.reason == "1.25 times the baseline's FLOPs per scored token: 0.05 over the season's cap of 1.2."
 
 
-def test_season_admin_with_higher_caps_leaves_the_queued_run(queued_run: Run, client: Client) -> None:
-    save_in_admin(client, queued_run.season, caps='{"scoring_flops": 3, "parameters": 200000}')
-    job_id = queued_run.job_id
-    queued_run.refresh_from_db()
-    assert (queued_run.state, queued_run.job_id) == ("queued", job_id)
-
-
 def test_season_admin_with_new_baseline_rechecks_queued_run(queued_run: Run, client: Client) -> None:
     assert queued_run.graph is not None
     fields = {"kind": "main", "title": "main", "architecture": "gpt", "sha": "c" * 40, "state": "approved"}
@@ -407,14 +354,6 @@ def test_season_admin_with_new_baseline_rechecks_queued_run(queued_run: Run, cli
     assert queued_run.graph.baseline_graph.entry == baseline
     trace_baseline(queued_run, scoring_flops_per_token=200_000.0)
     assert queued_run.state == "queued"
-
-
-def test_season_admin_with_lower_caps_keeps_training_run(queued_run: Run, client: Client, node: Node) -> None:
-    assert queued_run.job is not None
-    lease_job(queued_run.job, node)
-    save_in_admin(client, queued_run.season, caps='{"scoring_flops": 1.2}')
-    queued_run.refresh_from_db()
-    assert (queued_run.state, queued_run.job.state) == ("training", "leased")
 
 
 def test_season_admin_with_first_baseline_queues_waiting_runs(
@@ -431,16 +370,6 @@ def test_season_admin_with_first_baseline_queues_waiting_runs(
     assert run.state == "queued"
 
 
-def test_run_of_a_graph_that_exceeds_newer_caps_is_not_queued(queued_run: Run) -> None:
-    queued_run.season.caps = {"parameters": 100_000}
-    queued_run.season.save()
-    [second_run] = runs.queue_more_seeds(queued_run.entry, 1, actor="mara")
-    second_run.refresh_from_db()
-    assert (second_run.state, second_run.reason) == (
-        "failed", "120,000 trained parameters: 20,000 over the season's cap of 100,000.",
-    )  # fmt: skip
-
-
 def test_run_waits_for_a_baseline_where_scoring_flops_are_capped(traced_track: Track, waiting_run: Run) -> None:
     traced_track.season.caps = {"scoring_flops": 2}
     traced_track.season.save()
@@ -451,58 +380,6 @@ def test_run_waits_for_a_baseline_where_scoring_flops_are_capped(traced_track: T
     assert runs.queue_waiting(traced_track.season) == 1
 
 
-def test_files_of_a_graph_can_be_downloaded_by_its_hash(waiting_run: Run, client: Client) -> None:
-    run = finish_trace(waiting_run)
-    detail = client.get(f"/api/v1/entries/{run.entry_id}").json()
-    assert [file["path"] for file in detail["graph_files"]] == list(protocol.GRAPH_FILES)
-    assert client.get(f"/api/v1/runs/{run.pk}").json()["graph_files"] == detail["graph_files"]
-    for file in detail["graph_files"]:
-        content = b"".join(client.get(file["url"]))  # type: ignore[arg-type]
-        assert hashlib.sha256(content).hexdigest() == file["sha256"]
-        assert file["url"].encode() in client.get(run.entry.get_absolute_url()).content
-        assert file["url"].encode() in client.get(run.get_absolute_url()).content
-    assert client.get(f"/graphs/{'a' * 64}/init.json").status_code == 404
-    assert client.get(detail["graph_files"][0]["url"].replace("init.json", "run.json")).status_code == 404
-
-
-def test_weights_of_a_run_have_the_files_of_its_graph(waiting_run: Run, node: Node) -> None:
-    run = finish_run(finish_trace(waiting_run), node)
-    run.state = Run.State.FINISHED
-    paths = [file.path for file in weights.list_weight_files(run)]
-    assert {f"graph/{name}" for name in protocol.GRAPH_FILES} <= set(paths)
-
-
-def test_run_shows_what_its_graph_costs(waiting_run: Run, client: Client) -> None:
-    run = finish_trace(waiting_run)
-    Run.objects.filter(pk=run.pk).update(checks={"untrained": {"bits_per_byte": 3.25}})
-    Entry.objects.filter(pk=run.entry_id).update(source_bytes=1500)
-    page = extract_text(client.get(run.get_absolute_url()).content)
-    assert "parameters 120,000 –" in page
-    assert "compressed bytes of source beyond main's 1,500 –" in page.replace("&#x27;", "'")
-    assert "3.2500 bits per byte" in page
-    detail = client.get(f"/api/v1/runs/{run.pk}").json()
-    assert (detail["stored_bytes"], detail["constant_bytes"], detail["source_bytes"]) == (482_048, 0, 1500)
-    assert (detail["scoring_flops_per_token"], detail["untrained_bits_per_byte"]) == (250_000.0, 3.25)
-
-
-def test_board_row_shows_what_the_season_caps(waiting_run: Run, node: Node, client: Client) -> None:
-    run = finish_run(finish_trace(waiting_run), node)
-    score_fields = {"state": Run.State.FINISHED, "trust": Run.Trust.SCORED, "bits_per_byte": 2.0, "parameters": 120_000}
-    Run.objects.filter(pk=run.pk).update(**score_fields, finished_at=timezone.now())
-    Entry.objects.filter(pk=run.entry_id).update(source_bytes=1500)
-    recompute_standings(run.track)
-    page = extract_text(client.get(f"/tracks/{run.track.slug}/?columns=parameters,constants,source,scoring").content)
-    assert "120 k 471 KiB 0 B 1.46 KiB 2.5 × 10⁵" in page
-
-
-def test_main_has_no_caps(traced_track: Track) -> None:
-    traced_track.season.caps = {"parameters": 1}
-    traced_track.season.save()
-    night = start_night(MONDAY)
-    assert night.run is not None
-    assert finish_trace(night.run).state == "queued"
-
-
 def test_source_beyond_the_cap_is_refused_at_intake(main_repository: Repository, traced_track: Track) -> None:
     traced_track.season.caps = {"source_bytes": 20_000}
     traced_track.season.save()
@@ -511,9 +388,3 @@ def test_source_beyond_the_cap_is_refused_at_intake(main_repository: Repository,
     sha = fork.commit("Words", {"trainer/models/smear.py": noise})
     with pytest.raises(IntakeError, match=r"compressed bytes of source beyond main's: [\d,]+ over the season's cap"):
         intake.submit_entry(str(fork.path), sha, "Words", "smear", traced_track)
-
-
-def test_unchanged_source_measures_nothing() -> None:
-    files = {"trainer/models/gpt.py": b"class Model:\n    pass\n" * 20}
-    assert intake.measure_source(files, files) == 0
-    assert 0 < intake.measure_source({**files, "trainer/models/new.py": b"class Model:\n    x = 1\n"}, files) < 100

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from io import StringIO
 
 import pytest
 from django.core.exceptions import ValidationError
-from django.core.management import CommandError, call_command
-from django.test import Client
 from django.utils import timezone
 
 from leaderboard import runs
@@ -60,16 +57,6 @@ def test_train_order_has_base_weights_that_node_may_download(
     assert "from" not in order.config
 
 
-def test_run_on_other_track_starts_from_scratch(base_run: Run, proposed_entry: Entry, capable_node: Node) -> None:
-    runs.queue_run(runs.make_run(proposed_entry, base_run.track))
-    assert claim_training(capable_node)[1].base is None
-
-
-def test_changed_start_run_does_not_affect_existing_run(finetune_run: Run, capable_node: Node) -> None:
-    Track.objects.filter(slug="tune").update(start_run=None)
-    assert claim_training(capable_node)[1].base is not None
-
-
 def test_replay_of_finetune_has_same_base_weights(base_run: Run, finetune_run: Run, capable_node: Node) -> None:
     finish_run(finetune_run, capable_node)
     replay = replays.request_replay(finetune_run, actor="mara")
@@ -77,14 +64,6 @@ def test_replay_of_finetune_has_same_base_weights(base_run: Run, finetune_run: R
     order = replays.ReplayHandler().build_order(replay.job, None)
     assert order.base is not None
     assert order.base.name == f"run-{base_run.pk}"
-
-
-def test_finetune_page_and_json_name_the_base_run(client: Client, base_run: Run, finetune_run: Run) -> None:
-    page = client.get(finetune_run.get_absolute_url()).content.decode()
-    assert f'<a href="{base_run.get_absolute_url()}">run {base_run.pk}</a>, {base_run.entry.title}' in page
-    assert f"--from run-{base_run.pk}" in page
-    assert client.get(f"/api/v1/runs/{finetune_run.pk}").json()["start_run"] == base_run.pk
-    assert "Starts from" not in client.get(base_run.get_absolute_url()).content.decode()
 
 
 def test_retention_keeps_weights_of_start_run(base_run: Run, finetune_run: Run) -> None:
@@ -96,23 +75,9 @@ def test_retention_keeps_weights_of_start_run(base_run: Run, finetune_run: Run) 
     assert finetune_run.start_run.checkpoint.blobs.count() == 1
 
 
-def test_track_with_unfinished_start_run_is_refused(run: Run) -> None:
-    track = run.track
-    track.start_run = run
-    with pytest.raises(ValidationError, match="has not been trained to its end"):
-        track.clean()
-
-
 def test_track_with_runs_cannot_change_start_run(finetune_run: Run) -> None:
     track = finetune_run.track
     track.clean()
     track.start_run = None
     with pytest.raises(ValidationError, match="make another track"):
         track.clean()
-
-
-def test_create_track_command_with_start_sets_start_run(base_run: Run) -> None:
-    call_command("create_track", "tune-1b5-2x24gb", "--start", str(base_run.pk), stdout=StringIO())
-    assert Track.objects.get(slug="tune-1b5-2x24gb").start_run == base_run
-    with pytest.raises(CommandError, match="There is no run 987654"):
-        call_command("create_track", "tune-1b5-2x24gb", "--slug", "x", "--start", "987654")

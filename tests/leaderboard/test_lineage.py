@@ -14,7 +14,7 @@ from django.core.management import CommandError, call_command
 from django.test import Client
 from django.utils import timezone
 
-from leaderboard import actions, initial_weights, lineage, runs
+from leaderboard import actions, initial_weights, runs
 from leaderboard.models import Entry, Run, Track
 from leaderboard.run_states import RunError
 from scheduler import leases, retention
@@ -89,13 +89,6 @@ def test_rewind_to_release_without_checkpoint_is_possible(original_run: Run) -> 
     assert new_run.start_checkpoint.blobs.count() == 1
 
 
-def test_rewind_to_superseded_checkpoint_without_files_is_refused(original_run: Run) -> None:
-    Checkpoint.objects.filter(job=original_run.job, step=8).update(files_deleted_at=timezone.now())
-    assert initial_weights.list_steps(original_run) == [16]
-    with pytest.raises(RunError, match="no checkpoint of step 8"):
-        runs.rewind_run(original_run, 8, actor="mara")
-
-
 def test_rewind_to_release_without_checkpoint_files_restores_them(original_run: Run) -> None:
     checkpoint = Checkpoint.objects.get(job=original_run.job, step=8)
     publish_release(original_run, checkpoint, "40-percent")
@@ -107,15 +100,6 @@ def test_rewind_to_release_without_checkpoint_files_restores_them(original_run: 
     assert original_run.job.checkpoints.uploaded().get(step=8) == checkpoint
     assert new_run.start_checkpoint.files_deleted_at is None
     assert new_run.start_checkpoint.blobs.count() == 1
-
-
-def test_rewind_to_unknown_step_or_full_budget_is_refused(original_run: Run) -> None:
-    with pytest.raises(RunError, match="no checkpoint of step 9"):
-        runs.rewind_run(original_run, 9, actor="mara")
-    Run.objects.filter(pk=original_run.pk).update(fraction=1.0)
-    original_run.refresh_from_db()
-    with pytest.raises(RunError, match="nothing is left"):
-        runs.rewind_run(original_run, 16, actor="mara")
 
 
 def test_second_rewind_to_a_step_waits_for_the_first(original_run: Run) -> None:
@@ -173,65 +157,6 @@ def list_points(path: str) -> list[tuple[float, float]]:
     return [(x, y) for x, y in (steps.cumsum(axis=0) / 100).tolist()]
 
 
-def test_lineage_is_on_the_page_and_in_the_api(rewound_run: Run, original_run: Run, client: Client) -> None:
-    Run.objects.filter(pk=rewound_run.pk).update(config={"from": {"versions": [5.0, 5.1]}})
-    page = " ".join(client.get(rewound_run.get_absolute_url()).content.decode().split())
-    link = f'<a href="{original_run.get_absolute_url()}">Run {original_run.pk}</a>'
-    assert f"{link}, Smeared keys: left at step 8, 8 steps before" in page
-    assert "The weights of version 5 were made into those of 5.1." in page
-    assert f"--from run-{original_run.pk}" in page
-    assert "--step 8" in page
-    data = client.get(f"/api/v1/runs/{rewound_run.pk}").json()
-    assert (data["start_run"], data["start_step"]) == (original_run.pk, 8)
-    assert data["lineage"] == [
-        {
-            "run": original_run.pk,
-            "step": 8,
-            "tokens": 8 * 512,
-            "went_on_to": 16,
-            "versions": ["5", "5.1"],
-            "page": original_run.get_absolute_url(),
-        }
-    ]
-    assert client.get(f"/api/v1/runs/{original_run.pk}").json()["lineage"] == []
-
-
-def test_lineage_json_has_the_branches_of_the_chart(rewound_run: Run, original_run: Run, client: Client) -> None:
-    branches = client.get(f"{rewound_run.get_absolute_url()}lineage.json").json()["branches"]
-    assert [branch["color"] for branch in branches] == ["before", "left", "back"]
-    assert [branch["columns"]["train"]["step"][-1] for branch in branches] == [8, 16, 16]
-    assert [branch["columns"]["end"]["step"] for branch in branches] == [8, 16, 16]
-    own = client.get(f"{rewound_run.get_absolute_url()}live.json").json()["curve"]
-    assert own["train"]["step"] == [9, 10, 11, 12]
-    assert own["end"]["step"] == pytest.approx(8 + 4 / rewound_run.fraction)
-    assert 'data-lineage="' not in client.get(original_run.get_absolute_url()).content.decode()
-
-
-def test_release_progress_includes_tokens_of_earlier_runs(rewound_run: Run, client: Client) -> None:
-    Track.objects.filter(pk=rewound_run.track_id).update(releases=10)
-    page = " ".join(client.get(rewound_run.get_absolute_url()).content.decode().split())
-    assert "20.0 % of the way, 2.05 k of 10.2 k tokens, after 4.1 k of the runs before it" in page.replace(
-        "\u00a0", " "
-    )
-
-
-def test_lineage_of_second_rewind_has_both_stages(rewound_run: Run, original_run: Run) -> None:
-    assert rewound_run.job
-    create_checkpoint(rewound_run.job, 4)
-    second_rewind = runs.rewind_run(rewound_run, 4, actor="mara")
-    stages = lineage.list_stages(second_rewind)
-    assert [(stage.run, stage.left.step, stage.since.step) for stage in stages] == [
-        (original_run, 8, 0),
-        (rewound_run, 4, 8),
-    ]
-    assert lineage.find_end(stages).tokens == (8 + 4) * 512
-
-
-@pytest.mark.parametrize("origin", [None, 5, {"versions": "5"}, {"versions": [1]}, {"versions": ["<b>", 5]}])
-def test_invalid_versions_of_node_are_ignored(origin: object) -> None:
-    assert lineage.parse_versions({"from": origin}) is None
-
-
 def test_track_can_start_from_checkpoint_of_training_run(original_run: Run) -> None:
     call_command("create_track", "tune-1b5-2x24gb", "--start", str(original_run.pk), "--step", "8", stdout=StringIO())
     track = Track.objects.get(slug="tune-1b5-2x24gb")
@@ -245,10 +170,3 @@ def test_track_can_start_from_checkpoint_of_training_run(original_run: Run) -> N
     track.start_run = None
     with pytest.raises(ValidationError, match="belongs to a run"):
         track.clean()
-
-
-def test_track_admin_lists_checkpoints_of_start_run(original_run: Run, maintainer: User, client: Client) -> None:
-    client.force_login(maintainer)
-    Track.objects.filter(pk=original_run.track_id).update(start_run=original_run)
-    page = client.get(f"/admin/leaderboard/track/{original_run.track_id}/change/").content.decode()
-    assert ">step 8<" in page

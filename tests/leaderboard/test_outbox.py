@@ -92,22 +92,6 @@ def test_message_processed_twice_is_handled_once(external_service: ExternalServi
     )
 
 
-def test_message_enqueued_again_is_handled_with_new_payload(external_service: ExternalService) -> None:
-    outbox.enqueue("note", "note:1", {"n": 1})
-    outbox.process_due()
-    outbox.enqueue("note", "note:1", {"n": 2})
-    assert outbox.process_due() == 1
-    assert (external_service.objects, external_service.create_counts) == ({"note:1": {"n": 2}}, {"note:1": 1})
-
-
-def test_message_enqueued_once_is_not_handled_again(external_service: ExternalService) -> None:
-    outbox.enqueue_once("note", "note:1", {"n": 1})
-    outbox.process_due()
-    outbox.enqueue_once("note", "note:1", {"n": 2})
-    assert outbox.process_due() == 0
-    assert external_service.objects == {"note:1": {"n": 1}}
-
-
 def test_message_enqueued_while_claimed_is_handled_again(
     external_service: ExternalService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -173,18 +157,6 @@ def test_rate_limited_message_is_retried_after_the_limit(external_service: Exter
     advance_time(60)
     assert outbox.process_due() == 1
     assert list_states() == {"note:1": "done"}
-
-
-def test_rejected_message_is_retried_only_when_enqueued_again(external_service: ExternalService) -> None:
-    external_service.faults = [PermanentError("The App is not installed.")]
-    outbox.enqueue("note", "note:1")
-    outbox.process_due()
-    advance_time(10**6)
-    assert (outbox.process_due(), list_states()) == (0, {"note:1": "failed"})
-    assert OutboxMessage.objects.get().problem == "The App is not installed."
-    outbox.enqueue("note", "note:1")
-    outbox.process_due()
-    assert (list_states(), OutboxMessage.objects.get().problem) == ({"note:1": "done"}, "")
 
 
 @pytest.mark.django_db(transaction=True)
@@ -312,7 +284,7 @@ def test_worker_killed_before_saving_result_creates_no_duplicate(github: GitHub)
 
     def run_worker(**more: str) -> int:
         return subprocess.run(
-            [sys.executable, "-m", "tests.support.killed_worker"], env={**environment, **more}, timeout=WAIT_SECONDS
+            [sys.executable, "-m", "tests.leaderboard.killed_worker"], env={**environment, **more}, timeout=WAIT_SECONDS
         ).returncode
 
     assert run_worker(KILL="1") == -signal.SIGKILL

@@ -1,12 +1,10 @@
 from __future__ import annotations
 
-import io
 from typing import Any
 
 import pytest
 from allauth.socialaccount.models import SocialAccount
 from django.contrib.auth.models import Permission, User
-from django.core.management import CommandError, call_command
 from django.test import Client
 
 from leaderboard import permissions
@@ -44,11 +42,6 @@ def test_coordinator_may_not_decide_on_nightly_track(proposed_entry: Entry, coor
         intake.reject_entry(proposed_entry, "No.", coordinator)
     proposed_entry.refresh_from_db()
     assert proposed_entry.state == "proposed"
-
-
-def test_coordinator_approval_of_community_entry_queues_run(proposed_entry: Entry, coordinator: User) -> None:
-    (run,) = intake.approve_entry(set_track_kind(proposed_entry, "community"), proposed_entry.sha, coordinator)
-    assert (run.state, run.entry.approved_by) == ("queued", coordinator)
 
 
 def test_approval_by_other_users_is_refused(proposed_entry: Entry) -> None:
@@ -108,16 +101,6 @@ def test_github_user_is_found_by_account_id(coordinator: User) -> None:
     SocialAccount.objects.create(user=coordinator, provider="github", uid="583231")
     assert permissions.find_github_user(583231) == coordinator
     assert permissions.find_github_user(1) is None
-
-
-def test_grant_role_command_grants_role(db: None) -> None:
-    User.objects.create_user("octocat")
-    output = io.StringIO()
-    call_command("grant_role", "octocat", "maintainer", stdout=output)
-    assert output.getvalue() == "octocat is a maintainer now\n"
-    assert permissions.is_maintainer(User.objects.get(username="octocat"))
-    with pytest.raises(CommandError, match="No user missing has signed in"):
-        call_command("grant_role", "missing", "maintainer")
 
 
 # --- in the admin ----------------------------------------------------------------------------------------------------
@@ -194,9 +177,3 @@ def test_approval_with_full_budget_and_impact_records_impact_only(proposed_entry
 def test_approval_by_github_user_without_account_is_logged(proposed_entry: Entry) -> None:
     intake.approve_entry(proposed_entry, proposed_entry.sha, None, actor="github:octocat")
     assert Event.objects.about(proposed_entry).order_by("-pk")[0].actor == "github:octocat"
-
-
-def test_staff_user_without_role_is_not_core(db: None) -> None:
-    viewer, member = User.objects.create_user("vic", is_staff=True), User.objects.create_user("carl")
-    permissions.grant_role(member, permissions.CORE, None)
-    assert (permissions.is_core(viewer), permissions.is_core(member)) == (False, True)

@@ -49,13 +49,6 @@ def test_config_file_and_commands_give_the_same_config(client: Client, run: Run,
     assert (config.model["depth"], config.train.compile) == (6, False)
 
 
-def test_config_file_names_commit_and_dataset(client: Client, run: Run) -> None:
-    text = client.get(f"/runs/{run.pk}/config.toml").content.decode()
-
-    assert f"# commit {scene.SHA}" in text
-    assert f"# dataset hash {'9f2c' * 16}" in text
-
-
 def test_config_file_escapes_title(run: Run) -> None:
     run.entry.title = "x\nbudget = 'free'\r\u2028seed = 1"
 
@@ -68,19 +61,3 @@ def test_recipe_includes_trial_config_and_start_run(db: None) -> None:
     assert reproduction.build_recipe(first)["model"] == {"depth": 2}
     second = scene.create_run(first.entry, seed=9, start_run=first)
     assert f"--from run-{first.pk}" in reproduction.write_commands(second)
-
-
-def test_lock_file_has_packages_of_the_node() -> None:
-    environment = {
-        "python": "3.11.7",
-        "device": "AVX512",
-        "threads": 2,
-        "torch": "2.13.0+cpu",
-        "numpy": "2.4.6",
-        "none": None,
-    }
-    run = Run(config={"environment": environment})
-
-    assert reproduction.write_lock(run) == "torch==2.13.0+cpu\nnumpy==2.4.6"
-    assert ("threads", "2") in reproduction.list_environment(run)
-    assert reproduction.list_environment(Run(config={"environment": "?"})) == []

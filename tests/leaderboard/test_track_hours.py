@@ -21,10 +21,6 @@ def add_hours(track: Track, weekday: int, start: int, end: int) -> None:
     track.hours.create(weekday=weekday, start=time(start), end=time(end))
 
 
-def test_track_without_hours_has_no_interval(track: Track) -> None:
-    assert track_hours.get_next_interval(track, WEDNESDAY) == (None, None)
-
-
 def test_next_interval_is_the_current_or_following_one(track: Track) -> None:
     add_hours(track, 2, 22, 6)
     night = (WEDNESDAY.replace(hour=22), WEDNESDAY.replace(hour=22) + 8 * HOUR)
@@ -57,16 +53,6 @@ def test_track_hours_apply_to_entries_but_not_to_nightlies(track: Track, propose
         assert track_hours.update_jobs() == 0
 
 
-def test_waiting_job_after_its_hours_gets_next_interval(track: Track, run: Run) -> None:
-    add_hours(track, 2, 10, 14)
-    assert run.job
-    assert track_hours.update_jobs(WEDNESDAY) == 1
-    assert track_hours.update_jobs(WEDNESDAY + HOUR) == 0
-    assert track_hours.update_jobs(WEDNESDAY + 3 * HOUR) == 1
-    run.job.refresh_from_db()
-    assert run.job.not_before == WEDNESDAY.replace(hour=10) + timedelta(days=7)
-
-
 def test_changed_hours_apply_to_leased_jobs(track: Track, run: Run, capable_node: object) -> None:
     assert run.job
     add_hours(track, 2, 10, 14)
@@ -87,10 +73,3 @@ def test_track_hours_in_unknown_time_zone_start_no_job(track: Track) -> None:
     assert begin > WEDNESDAY
     with pytest.raises(ValidationError, match="no time zone"):
         track.full_clean()
-
-
-def test_hours_of_competition_track_are_refused(track: Track) -> None:
-    with pytest.raises(ValidationError, match="community and playground"):
-        TrackHours(track=track, weekday=0, start=time(1), end=time(2)).full_clean()
-    track.kind = Track.Kind.COMMUNITY
-    TrackHours(track=track, weekday=0, start=time(1), end=time(2)).full_clean()

@@ -130,12 +130,6 @@ def test_authenticator_secrets_are_stored_encrypted(client: Client, coordinator:
     assert authenticator.wrap().validate_code("nothing") is False
 
 
-def test_admin_login_form_redirects_to_the_site(client: Client, coordinator: User) -> None:
-    assert client.get("/admin/login/?next=/admin/").headers["Location"] == "/accounts/login/?next=/admin/"
-    response = client.post("/admin/login/", {"username": "cora", "password": PASSWORD})
-    assert (response.status_code, client.session.get("_auth_user_id")) == (302, None)
-
-
 def test_admin_login_form_signs_no_other_user_in(client: Client, coordinator: User) -> None:
     client.force_login(User.objects.create_user("lena"), backend="django.contrib.auth.backends.ModelBackend")
     response = client.post("/admin/login/", {"username": "cora", "password": PASSWORD})
@@ -151,17 +145,3 @@ def test_admin_action_without_second_factor_is_refused(
     assert response.headers["Location"].startswith("/accounts/two-step/")
     proposed_entry.refresh_from_db()
     assert proposed_entry.state == "proposed"
-
-
-def test_sign_in_of_ordinary_user_needs_no_second_factor(client: Client, two_factor_required: None) -> None:
-    User.objects.create_user("lena", password=PASSWORD)
-    assert sign_in(client, "lena", next="/sponsors/mine/").status_code in (200, 404)
-    assert client.session["_auth_user_id"]
-
-
-def test_admin_without_the_setting_needs_no_second_factor(client: Client, maintainer: User) -> None:
-    client.force_login(maintainer)
-    assert client.get("/admin/").status_code == 200
-    page = client.get("/admin/").content.decode()
-    assert "waiting for approval" in page
-    assert client.get("/accounts/two-step/").status_code == 200

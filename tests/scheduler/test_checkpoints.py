@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from django.contrib.auth.models import User
@@ -40,9 +39,7 @@ Upload = Callable[..., None]
 
 
 @pytest.fixture(autouse=True)
-def _limits(settings: Settings, tmp_path: Path) -> None:
-    default = {"BACKEND": "django.core.files.storage.FileSystemStorage", "OPTIONS": {"location": str(tmp_path)}}
-    settings.STORAGES = {**settings.STORAGES, "default": default}
+def _limits(settings: Settings) -> None:
     settings.BLOB_MAX_BYTES, settings.LEASE_MAX_BYTES = BLOB_MAX, LEASE_MAX
 
 

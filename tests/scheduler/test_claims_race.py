@@ -77,11 +77,6 @@ def test_fifty_concurrent_nodes_never_share_a_job(jobs: int, authors: int) -> No
     check_jobs_are_leased_once(50, jobs, authors)
 
 
-@pytest.mark.parametrize("jobs", [1, 3, 8])
-def test_few_concurrent_nodes_never_share_a_job(jobs: int) -> None:
-    check_jobs_are_leased_once(6, jobs, authors=2)
-
-
 def test_concurrent_polls_of_one_node_get_one_job() -> None:
     for _ in range(4):
         create_job()

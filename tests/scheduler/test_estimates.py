@@ -10,7 +10,6 @@ from django.db import transaction
 from django.utils import timezone
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from pytest_django import DjangoAssertNumQueries
 
 from scheduler import leases
 from scheduler.estimates import QueueEstimates, StartEstimate, estimate_start
@@ -44,32 +43,6 @@ def create_active_lease(name: str, hours: float, done: float = 0, **needs: Any) 
 
 def is_near(time: datetime | None, hours: float, now: datetime) -> bool:
     return time is not None and abs(time - now - hours * HOUR) < timedelta(seconds=5)
-
-
-def test_estimate_second_job_starts_after_first() -> None:
-    create_online_node("one")
-    first, second = create_job(expected_seconds=7200), create_job(expected_seconds=7200)
-    now = timezone.now()
-    queue_estimates = QueueEstimates(now)
-    assert queue_estimates.get_estimate(first) == StartEstimate(1, "The next free node gets it.", now, now + 2 * HOUR)
-    assert queue_estimates.get_estimate(second) == StartEstimate(
-        2, "Waits for a node that fits; other jobs go first.", now + 2 * HOUR, now + 4 * HOUR
-    )
-
-
-def test_estimate_reason_names_needs_and_next_free_time() -> None:
-    create_online_node("small")
-    create_online_node("first", 25)
-    create_online_node("second", 25)
-    create_active_lease("first", 3, done=1)
-    create_active_lease("second", 8)
-    job = create_job(needs_labels=["1x24gb"], expected_seconds=3600)
-    now = timezone.now().replace(hour=1, minute=40, second=0, microsecond=0)
-    estimate = estimate_start(job, now)
-    assert estimate.reason == "Waits for a node with a GPU of 24 GB; 2 are in use"
-    assert is_near(estimate.next_free, 2, now)
-    assert is_near(estimate.begins_at, 2, now)
-    assert is_near(estimate.ends_at, 3, now)
 
 
 def test_estimate_duration_follows_recent_jobs() -> None:
@@ -119,21 +92,6 @@ def test_estimates_follow_the_job_that_runs(monkeypatch: pytest.MonkeyPatch) -> 
     for number, estimate in enumerate(times):
         assert is_near(estimate.begins_at, (420 + 140 * number) / 3600, now)
         assert is_near(estimate.ends_at, (560 + 140 * number) / 3600, now)
-
-
-def test_estimate_without_fitting_node_names_the_obstacle() -> None:
-    create_online_node("small")
-    job = create_job(needs_labels=["8x80gb"])
-    assert estimate_start(job, timezone.now()) == StartEstimate(
-        1, "Waits for a node with 8 GPUs of 80 GB: none is online. It starts as soon as one is."
-    )
-
-
-def test_estimate_respects_owner_settings() -> None:
-    create_online_node("core", serves="core")
-    now = timezone.now()
-    assert estimate_start(create_job(), now).begins_at is None
-    assert estimate_start(create_job(from_core=True), now).begins_at == now
 
 
 def test_estimate_ignores_node_whose_lending_ends() -> None:
@@ -217,14 +175,3 @@ def test_estimate_assigns_large_node_to_large_job() -> None:
     queue_estimates = QueueEstimates(now)
     assert queue_estimates.get_estimate(four_gpu_job).begins_at == now
     assert queue_estimates.get_estimate(one_gpu_job).begins_at == now + 2 * HOUR
-
-
-@pytest.mark.parametrize("size", [1, 30])
-def test_queue_estimates_take_six_queries(size: int, django_assert_num_queries: DjangoAssertNumQueries) -> None:
-    for number in range(size):
-        create_online_node(f"node-{number}", 24)
-        create_job(author=f"author-{number}", track=f"track-{number}", needs_labels=["1x24gb"])
-    rows = list(Job.objects.all())
-    with django_assert_num_queries(6):
-        queue_estimates = QueueEstimates(timezone.now())
-        assert all(queue_estimates.get_estimate(job).position for job in rows)

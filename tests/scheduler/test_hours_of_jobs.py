@@ -46,16 +46,6 @@ def test_stale_queue_does_not_lease_job_after_its_hours() -> None:
     assert leases.claim_job(node, queue=stale_queue) is None
 
 
-def test_other_jobs_start_outside_these_hours() -> None:
-    node, _ = create_node()
-    create_job(priority=Job.Priority.NIGHTLY, not_before=timezone.now() + HOUR)
-    unrestricted_job = create_job()
-    granted = leases.claim_job(node)
-    assert granted
-    unrestricted_job.refresh_from_db()
-    assert unrestricted_job.state == Job.State.LEASED
-
-
 def test_estimate_of_job_outside_its_hours_names_them() -> None:
     create_node()
     opens = timezone.now() + 30 * HOUR

@@ -8,7 +8,6 @@ import pytest
 from django.test import Client
 
 from scheduler import node_health, pool
-from scheduler.estimates import estimate_start
 from scheduler.models import Job, Lease, Node
 from scheduler.sponsors import contributions
 from tests.support.pool import Agent, ClaimedJob, create_job, create_node
@@ -58,12 +57,6 @@ def test_new_slot_gets_self_test_before_waiting_job(agent: Agent) -> None:
     assert agent.claim_job().job == job
 
 
-def test_testing_node_is_no_part_of_estimates(agent: Agent) -> None:
-    job = create_job()
-    claim_test(agent)
-    assert estimate_start(job, job.queued_at).begins_at is None
-
-
 def test_failed_self_test_makes_node_failing_with_its_reason(agent: Agent) -> None:
     create_job()
     claim_test(agent).finish("failed", reason="Training one step: No module named 'packaging'")
@@ -94,16 +87,6 @@ def test_proven_node_is_tested_again_after_new_release(agent: Agent, monkeypatch
     assert read_node().state == Node.State.TESTING
 
 
-def test_each_slot_proves_itself(agent: Agent) -> None:
-    Node.objects.update(slots=2)
-    create_job()
-    pass_test(agent, lanes=2, lane=0)
-    assert read_node().state == Node.State.ONLINE
-    claim_test(agent, lanes=2, lane=1).finish("failed", reason="CUDA error")
-    assert read_node().state == Node.State.FAILING
-    assert agent.request_action(lanes=2, lane=0).action == "pause"
-
-
 def test_slot_that_passes_does_not_end_failure_of_another(agent: Agent) -> None:
     Node.objects.update(slots=2)
     first = claim_test(agent, lanes=2, lane=0)
@@ -126,12 +109,6 @@ def test_updated_agent_proves_itself(agent: Agent) -> None:
     agent.request_action()
     agent.hardware = current.model_copy(update={"kinds": ("train", "self_test"), "installation": "updated"})
     pass_test(agent)
-    assert read_node().state == Node.State.ONLINE
-
-
-def test_rephrasing_node_needs_no_self_test(agent: Agent) -> None:
-    agent.hardware = agent.hardware.model_copy(update={"kinds": ("rephrase",)})
-    assert agent.request_action().action == "idle"
     assert read_node().state == Node.State.ONLINE
 
 

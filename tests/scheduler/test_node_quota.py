@@ -25,19 +25,6 @@ def test_quota_stays_in_bounds_and_falls_on_mismatch(results: list[bool]) -> Non
         assert (quota >= previous) if valid else (quota < previous or quota == 1)
 
 
-def test_quota_shrinks_fast_and_recovers() -> None:
-    shrinking, value = [], FULL_QUOTA
-    for _ in range(6):
-        value = node_vetting.adjust_quota(value, False)
-        shrinking.append(value)
-    assert shrinking == [16, 8, 4, 2, 1, 1]
-    growing = []
-    for _ in range(5):
-        value = node_vetting.adjust_quota(value, True)
-        growing.append(value)
-    assert growing == [2, 4, 8, FIRST_REDUCED_QUOTA, FULL_QUOTA]
-
-
 def test_quota_limits_jobs_per_day(db: None) -> None:
     node, token = create_node()
     agent = Agent(token)

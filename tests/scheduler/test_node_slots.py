@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from scheduler import node_tokens
-from scheduler.models import Event, Job, Lease, Node
+from scheduler.models import Event, Lease, Node
 from tests.support.pool import HARDWARE, Agent, create_job, create_node
 from trainer import protocol
 
@@ -69,58 +68,10 @@ def test_node_with_other_slot_count_gets_no_job(agent: Agent) -> None:
     assert agent.request_action(lanes=2).action == "job"
 
 
-def test_slots_from_command_line_are_saved(agent: Agent) -> None:
-    assert agent.request_action(lanes=3, lanes_wished=3).lanes is None
-    assert get_node().slots == 3
-
-
-def test_agent_without_slots_gets_no_slot_fields(agent: Agent) -> None:
-    response = agent.poll()
-    assert "lanes" not in response.json()
-    assert "lease" not in response.json()
-
-
 # --- labels ----------------------------------------------------------------------------------------------------------
 
 
-def test_labels_combine_owner_and_detected() -> None:
-    token = node_tokens.create_join_token(labels=["cellar"])
-    node, _ = node_tokens.register_node(token, protocol.Register(name="loco", labels=("warm",), hardware=TWO_GPUS))
-    assert node.labels == ["3090", "cellar", "h100", "warm"]
-    assert node.owner_labels == ["cellar", "warm"]
-
-
-def test_removed_gpu_removes_its_labels(agent: Agent) -> None:
-    Node.objects.update(labels=["mine"])
-    agent.request_action(lanes=2)
-    assert get_node().labels == ["3090", "h100", "mine"]
-    agent.hardware = TWO_GPUS.model_copy(update={"found_labels": ("h100",)})
-    agent.request_action(lanes=2)
-    assert get_node().labels == ["h100", "mine"]
-
-
-def test_owner_label_survives_detection(agent: Agent) -> None:
-    Node.objects.update(labels=["h100"], owner_labels=["h100"])
-    agent.request_action(lanes=2)
-    agent.hardware = HARDWARE
-    agent.request_action(lanes=2)
-    assert get_node().labels == ["h100"]
-
-
-def test_job_is_matched_by_detected_labels(agent: Agent) -> None:
-    create_job(needs_labels=["h100"])
-    assert agent.request_action(lanes=2).action == "job"
-    assert Job.objects.get().state == Job.State.LEASED
-
-
 # --- health ----------------------------------------------------------------------------------------------------------
-
-
-def test_poll_saves_health(agent: Agent) -> None:
-    create_job()
-    agent.request_action(lanes=2, health=HEALTHY)
-    assert get_node().health["temperature_celsius"] == 60
-    assert list_messages() == ["loco is online."]
 
 
 def test_new_health_warning_records_one_event(agent: Agent) -> None:
@@ -149,9 +100,3 @@ def test_node_with_trouble_gets_no_job_with_reason(agent: Agent) -> None:
     Node.objects.update(last_seen=None)
     assert agent.request_action(lanes=2, health=HEALTHY).action == "job"
     assert get_node().health["trouble"] == ""
-
-
-def test_poll_without_health_keeps_saved_health(agent: Agent) -> None:
-    Node.objects.update(health={"temperature_celsius": 60})
-    agent.request_action(lanes=2)
-    assert get_node().health == {"temperature_celsius": 60}

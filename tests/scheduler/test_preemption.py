@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 from django.utils import timezone
-from pytest_django import DjangoAssertNumQueries
 
 from scheduler import preemption, transitions
 from scheduler.models import Checkpoint, Event, Job, Lease, Node
@@ -63,15 +62,6 @@ def test_preemption_stops_run_with_least_unsaved_work_once() -> None:
     assert list_stopped_authors() == {"saved", "fresh"}
 
 
-def test_preemption_with_free_node_stops_no_run() -> None:
-    start_playground_run("one")
-    Agent(create_node("free")[1]).request_action()
-    nightly = create_nightly_job()
-    assert preemption.make_room() == 0
-    Job.objects.filter(pk=nightly.pk).update(state_since=timezone.now() - 2 * preemption.FREE_SLOT_GRACE)
-    assert preemption.make_room() == 1, "the free node has not claimed the nightly within the grace period"
-
-
 def test_preemption_stops_only_runs_on_fitting_nodes() -> None:
     start_playground_run("one")
     Agent(create_node("free")[1]).request_action()
@@ -87,14 +77,6 @@ def test_preemption_stops_only_runs_on_fitting_nodes() -> None:
     assert preemption.make_room() == 1
 
 
-def test_preemption_keeps_other_runs() -> None:
-    _, token = create_node("busy")
-    create_job(author="ada")
-    Agent(token).claim_job()
-    create_nightly_job()
-    assert preemption.make_room() == 0
-
-
 def test_preemption_keeps_run_with_lifted_priority() -> None:
     """Its priority is above the nightly's, so it would be claimed again first."""
     start_playground_run("patient", queued_at=timezone.now() - timedelta(days=3, hours=1))
@@ -108,15 +90,3 @@ def test_preemption_ignores_run_with_hold_request() -> None:
     create_nightly_job()
     assert preemption.make_room() == 0
     assert Job.objects.get(author="held").hold_requested
-
-
-@pytest.mark.parametrize("size", [1, 12])
-def test_preemption_takes_constant_queries(size: int, django_assert_num_queries: DjangoAssertNumQueries) -> None:
-    for number in range(size):
-        start_playground_run(f"node-{number}")
-    create_nightly_job(needs_labels=["h100"])
-    with django_assert_num_queries(5):
-        preemption.make_room()
-    Job.objects.filter(priority=Job.Priority.NIGHTLY).delete()
-    with django_assert_num_queries(1):
-        preemption.make_room()

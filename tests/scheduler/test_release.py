@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 import tarfile
 from pathlib import Path
 
@@ -11,19 +10,6 @@ import pytest
 
 from scheduler import storage
 from trainer.data.corpora import python_docs
-
-
-def test_release_of_same_sources_has_same_bytes(tmp_path: Path) -> None:
-    archives = []
-    for name in ("one", "two"):
-        package = tmp_path / name / "trainer"
-        (package / "models").mkdir(parents=True)
-        for file in ("wire.py", "models/gpt.py") if name == "one" else ("models/gpt.py", "wire.py"):
-            (package / file).write_text(f"# {file}\n")
-        os.utime(package / "wire.py", (1e9 if name == "one" else 2e9,) * 2)
-        (package / "models" / "gpt.py").chmod(0o644 if name == "one" else 0o755)
-        archives.append(storage.pack_sources(package))
-    assert archives[0] == archives[1]
 
 
 def test_release_contains_only_python_files_and_texts(tmp_path: Path) -> None:

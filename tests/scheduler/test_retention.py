@@ -4,28 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import timedelta
-from pathlib import Path
 
 import pytest
 from django.core.files.base import ContentFile
 from django.core.files.storage import default_storage
 from django.utils import timezone
-from pytest_django import DjangoAssertNumQueries, DjangoCaptureOnCommitCallbacks, Settings
+from pytest_django import DjangoAssertNumQueries, DjangoCaptureOnCommitCallbacks
 
 from leaderboard.models import Entry, Run, Season, Track
 from scheduler import node_tokens, retention, storage
 from scheduler.models import Blob, Checkpoint, Job, JoinToken, Lease, LogChunk, Node
-from tests.support.pool import Agent, ClaimedJob, build_file_reference, create_job, find_blob
+from tests.support.pool import Agent, ClaimedJob, create_job, find_blob
 
 LATER = timedelta(days=365)
 DeleteExpired = Callable[[], None]
-
-
-@pytest.fixture(autouse=True)
-def _own_storage_folder(settings: Settings, tmp_path: Path) -> None:
-    options = {"location": str(tmp_path)}
-    default = {"BACKEND": "django.core.files.storage.FileSystemStorage", "OPTIONS": options}
-    settings.STORAGES = {**settings.STORAGES, "default": default}
 
 
 @pytest.fixture
@@ -83,30 +75,6 @@ def test_retention_keeps_the_last_checkpoint_before_a_later_milestone(
     assert list_steps(claimed_job.job) == [3]
 
 
-def test_retention_keeps_unfinished_job(claimed_job: ClaimedJob, delete_expired: DeleteExpired) -> None:
-    delete_expired()
-    assert list_steps(claimed_job.job) == [1, 2, 3]
-    claimed_job.finish("released")
-    delete_expired()
-    assert list_steps(claimed_job.job) == [1, 2, 3]
-    assert all(is_stored(blob) for blob in Blob.objects.all())
-
-
-def test_retention_keeps_recently_finished_job(claimed_job: ClaimedJob) -> None:
-    claimed_job.finish()
-    retention.delete_expired()
-    assert list_steps(claimed_job.job) == [1, 2, 3]
-
-
-def test_retention_keeps_job_files(claimed_job: ClaimedJob, delete_expired: DeleteExpired) -> None:
-    claimed_job.upload_blob(b"{}")
-    claimed_job.finish(files=(build_file_reference(b"{}", "run.json"),))
-    delete_expired()
-    blob = find_blob(b"{}")
-    assert blob
-    assert is_stored(blob)
-
-
 def test_retention_deletes_unreferenced_upload(claimed_job: ClaimedJob, delete_expired: DeleteExpired) -> None:
     claimed_job.upload_blob(b"half a checkpoint")
     unreferenced = find_blob(b"half a checkpoint")
@@ -127,14 +95,6 @@ def test_retention_keeps_files_of_active_lease(agent: Agent, delete_expired: Del
     assert is_stored(old_release)
     answer = claimed_job.download_blob(old_release.sha256)
     assert b"".join(answer.streaming_content) == b"the release of yesterday"
-
-
-def test_retention_deletes_old_stray_file(db: None, delete_expired: DeleteExpired) -> None:
-    name = default_storage.save("blobs/ab/left-behind", ContentFile(b"half"))
-    retention.delete_expired()
-    assert default_storage.exists(name)
-    delete_expired()
-    assert not default_storage.exists(name)
 
 
 def test_stray_files_among_many_are_found_in_one_query_per_batch(

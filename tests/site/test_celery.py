@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from django_celery_beat.models import CrontabSchedule, PeriodicTask
+from django_celery_beat.models import PeriodicTask
 
 from dailytrain import schedule
 from dailytrain.celery import app
@@ -31,15 +31,6 @@ def test_scheduled_tasks_are_registered_in_a_new_worker() -> None:
     )
     scheduled = {task for task, _ in (*schedule.INTERVAL_TASKS.values(), *schedule.CRON_TASKS.values())}
     assert scheduled <= set(json.loads(done.stdout.splitlines()[-1]))
-
-
-@pytest.mark.django_db
-def test_schedule_is_installed_beside_another_one_of_the_same_hour() -> None:
-    schedule.install()
-    weekdays = CrontabSchedule.objects.create(hour="20", minute="0", day_of_week="1-5", timezone="UTC")
-    PeriodicTask.objects.filter(name="Nightly run").update(crontab=weekdays)
-    schedule.install()
-    assert PeriodicTask.objects.get(name="Nightly run").crontab == weekdays
 
 
 @pytest.mark.django_db
@@ -95,12 +86,3 @@ def test_task_of_hours_waits_in_a_queue_of_its_own() -> None:
             messages = iter(lambda queue=queue: queue.get(no_ack=True), None)  # type: ignore[misc]
             waiting[name] = {message.headers["task"] for message in messages}
     assert waiting == {"short": set(short), "long": set(long)}
-
-
-def test_routes_name_tasks_that_exist() -> None:
-    app.loader.import_default_modules()
-    assert set(app.conf.task_routes) <= set(app.tasks)
-
-
-def test_worker_without_queues_takes_both() -> None:
-    assert set(app.amqp.queues) == {"short", "long"}

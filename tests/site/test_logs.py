@@ -14,11 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import sentry_sdk
 import structlog
 from django.test import Client
 
-from dailytrain.logs import build_logging
 from scheduler.models import Lease
 from scheduler.node_api import job_reports
 from tests.support.clean_environment import build_clean_environment
@@ -78,11 +76,6 @@ def test_json_log_names_the_request_of_each_line(tmp_path: Path) -> None:
     assert "request_id" not in of_task
 
 
-def test_unknown_log_format_is_refused_at_start(tmp_path: Path) -> None:
-    with pytest.raises(AssertionError, match="LOG_FORMAT is 'xml': it must be line or json"):
-        run_program(tmp_path, LOG_FORMAT="xml")
-
-
 @pytest.mark.django_db
 @pytest.mark.parametrize(
     ("path", "route"),
@@ -122,12 +115,6 @@ def test_lines_of_a_lease_name_job_and_lease(monkeypatch: pytest.MonkeyPatch, se
         claimed_job.row.node_id,
     )
     assert len(context["request_id"]) == 32
-
-
-def test_access_log_replaces_that_of_uvicorn_in_json_only() -> None:
-    as_json, as_lines = (build_logging(kind, "INFO")["loggers"] for kind in ("json", "line"))
-    assert (as_json["uvicorn.access"]["level"], as_json["dailytrain.access"]["level"]) == ("WARNING", "INFO")
-    assert ("uvicorn.access" in as_lines, as_lines["dailytrain.access"]["level"]) == (False, "WARNING")
 
 
 def test_response_carries_an_id_of_its_own(client: Client, db: None) -> None:
@@ -178,7 +165,3 @@ def test_unhandled_exception_is_reported_without_data_of_the_visitor(reports: Re
     assert event["exception"]["values"][0]["value"] == "broken"
     assert not any("vars" in frame for frame in event["exception"]["values"][0]["stacktrace"]["frames"])
     assert "hunter2" not in json.dumps(event.get("request", {}))
-
-
-def test_error_reports_by_default_are_off() -> None:
-    assert not sentry_sdk.get_client().is_active()

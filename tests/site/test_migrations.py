@@ -18,7 +18,7 @@ pytestmark = pytest.mark.processes
 @pytest.mark.slow
 def test_rows_of_the_first_release_survive_all_migrations(tmp_path: Path) -> None:
     environment = {**os.environ, "DATABASE_URL": f"sqlite:///{tmp_path}/old.sqlite3", "DAILYTRAIN_HOME": str(tmp_path)}
-    command = [sys.executable, "-m", "tests.support.old_database"]
+    command = [sys.executable, "-m", "tests.site.old_database"]
     done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == {

@@ -50,7 +50,6 @@ ROLES = {
 PER_SESSION = ("accounts/", "notices/", "admin/login/", "admin/logout/", "admin/jsi18n/", "try/", "api/node/")
 """Not here: pages about the user's own session, and calls whose tokens have tests of their own."""
 LEFT_OUT = ("<path:object_id>/", "/history/", "(?P<url>.*)", "readyz")  # /readyz: public, and 503 in tests
-FORMS = ("/add/", "/<path:object_id>/change/", "/<path:object_id>/delete/")
 SIGN_IN = {"/login/": "login", "/accounts/two-step/": "code", "/accounts/reauthenticate/": "code"}
 CONVERTER = re.compile(r"<(?:\w+:)?(\w+)>|\(\?P<(\w+)>[^)]*\)")
 

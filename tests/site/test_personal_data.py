@@ -14,7 +14,6 @@ from django.test import Client
 from dailytrain.personal_data.deletion import DELETED_USER, delete_account, replace_words
 from dailytrain.personal_data.export import list_relations
 from leaderboard import permissions
-from leaderboard.job_handlers import generation
 from leaderboard.models import (
     ApiToken,
     Entry,
@@ -193,24 +192,3 @@ def test_account_with_access_to_the_admin_is_not_deleted(client: Client, user: U
     response = client.post("/accounts/your-data/delete/", {"username": NAME})
     assert response.status_code == 400
     assert "Ask a superuser to revoke its roles first" in response.content.decode()
-
-
-def test_privacy_page_is_linked_from_every_foot(client: Client) -> None:
-    assert 'href="/privacy/"' in client.get("/about/").content.decode()
-    page = client.get("/privacy/").content.decode()
-    assert f"text and completion, for {generation.RETENTION.days} days, without your name" in page
-    assert "API tokens" in page
-    assert "30 days after the job" in page
-
-
-@pytest.mark.parametrize(
-    ("setting", "sentence"),
-    [("SENTRY_DSN", "go to an error tracker"), ("OTEL_EXPORTER_OTLP_ENDPOINT", "go to a trace collector")],
-)
-def test_privacy_page_names_other_receivers_only_where_set(
-    setting: str, sentence: str, client: Client, settings: Any
-) -> None:
-    setattr(settings, setting, "")
-    assert sentence not in client.get("/privacy/").content.decode()
-    setattr(settings, setting, "https://collector.example.org/1")
-    assert sentence in client.get("/privacy/").content.decode()

@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 import yaml
-from jinja2 import Environment
 from packaging.specifiers import SpecifierSet
 
 from tests.support.clean_environment import build_clean_environment
@@ -73,12 +72,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "root"
 
 
-def test_playbook_syntax_is_valid() -> None:
-    command = ["ansible-playbook", "-i", "localhost,", "--syntax-check", str(PLAYBOOK)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-
-
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
 def test_units_are_valid(server: Path) -> None:
     python = server / "opt/dailytrain/.venv/bin/python"
@@ -130,88 +123,12 @@ def test_settings_of_the_server_pass_the_deployment_check(server: Path, tmp_path
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_play_stops_web_before_it_opens_a_new_socket() -> None:
-    (play,) = yaml.safe_load(PLAYBOOK.read_text())
-    names = [task["name"] for task in play["tasks"]]
-    stop, start = names.index("Stop web where its socket is new"), names.index("Start the services")
-    assert names.index("Install the services") < stop < start
-    assert set(play["tasks"][stop]["loop"]) == {"dailytrain-web.socket", "dailytrain-web"}
-    assert set(play["tasks"][stop]["loop"]) < set(play["tasks"][start]["loop"])
-
-
-@pytest.mark.parametrize("old", ["missing", "changed", "active"])
-def test_condition_to_stop_web_is_that_its_socket_is_new(old: str) -> None:
-    (play,) = yaml.safe_load(PLAYBOOK.read_text())
-    (condition,) = [task["when"] for task in play["tasks"] if task["name"] == "Stop web where its socket is new"]
-    results = [
-        {"item": "dailytrain-web.service", "changed": True},
-        {"item": "dailytrain-web.socket", "changed": old == "changed"},
-    ]
-    found = Environment(autoescape=True).compile_expression(condition)(
-        manage_system=True, socket={"rc": 3 if old == "missing" else 0}, units={"results": results}
-    )
-    assert bool(found) is (old != "active")
-
-
-def test_unit_of_web_listens_with_the_backlog_of_its_socket() -> None:
-    units = REPOSITORY / "deploy" / "systemd"
-    (backlog,) = re.findall(r"^Backlog=(\d+)$", (units / "dailytrain-web.socket").read_text(), flags=re.MULTILINE)
-    assert f" --backlog {backlog} " in (units / "dailytrain-web.service").read_text()
-
-
 @pytest.mark.parametrize("name", ["worker", "long-worker", "beat"])
 def test_unit_starts_the_command_that_compose_starts(name: str) -> None:
     services = yaml.safe_load((REPOSITORY / "compose.yaml").read_text())["services"]
     unit = (REPOSITORY / f"deploy/systemd/dailytrain-{name}.service").read_text()
     (command,) = re.findall(r"^ExecStart=\S+ (.+)$", unit, flags=re.MULTILINE)
     assert command.split() == services[name]["command"][1:]
-
-
-@pytest.mark.parametrize(
-    ("settings", "is_installed"),
-    [
-        ({}, False),
-        ({"OTEL_EXPORTER_OTLP_ENDPOINT": ""}, False),
-        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://[::1]:4318"}, True),
-    ],
-)
-def test_play_installs_tracing_only_with_a_collector(settings: dict[str, str], is_installed: bool) -> None:
-    (task,) = [task for task in load_tasks() if "tracing" in str(task.get("ansible.builtin.shell"))]
-    template = Environment(autoescape=True)
-    collector = template.from_string(task["vars"]["collector"]).render(settings=settings)
-    script = template.from_string(task["ansible.builtin.shell"]["cmd"]).render(collector=collector)
-    assert ("--group tracing" in script) is is_installed
-    if is_installed:
-        assert script.index("--group tracing") < script.index("dailytrain-manage")  # which does not start without it
-
-
-def test_play_completes_an_installation_that_failed() -> None:
-    (task,) = [task for task in load_tasks() if "creates" in task.get("ansible.builtin.shell", {})]
-    lines = task["ansible.builtin.shell"]["cmd"].splitlines()
-    assert lines[:2] == ["set -e", "rm -f .venv/installed-*"]
-    assert lines[-1] == "touch {{ installed }}"
-    assert task["ansible.builtin.shell"]["creates"] == "{{ installed }}"
-    assert "code.after" in task["vars"]["installed"]
-    assert "code.changed" not in str(task["when"])
-
-
-def test_play_frees_the_port_of_caddy_before_services_start() -> None:
-    names = [task["name"] for task in load_tasks()]
-    steps = ["Install packages", "Remove the default site of nginx", "Stop nginx where its default site was removed"]
-    positions = [names.index(name) for name in (*steps, "Start the services")]
-    assert positions == sorted(positions)
-
-
-def test_play_needs_no_sudo() -> None:
-    assert not any("become" in task for task in load_tasks())
-
-
-@pytest.mark.parametrize("name", UNITS)
-def test_unit_keeps_the_mode_that_the_play_sets_on_its_folder(name: str) -> None:
-    (folders,) = [task["loop"] for task in load_tasks() if task["name"] == "Create folders"]
-    (mode,) = [each["mode"] for each in folders if each["path"] == "{{ home }}"]
-    unit = (REPOSITORY / f"deploy/systemd/{name}.service").read_text()
-    assert f"\nStateDirectory=dailytrain\nStateDirectoryMode={mode}\n" in unit
 
 
 def test_play_and_image_install_the_same_packages_without_torch() -> None:

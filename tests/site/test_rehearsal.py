@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from django.core.management import CommandError, call_command
 from django.utils import timezone
 
-from dailytrain.local_site import LocalSite
 from dailytrain.rehearsal import full_tracks, isolation, node, scaled_tracks
 from dailytrain.rehearsal.scaled_tracks import BATCH, MIN_STEPS, SEQUENCE_LENGTH
-from dailytrain.rehearsal.steps import Rehearsal, StepError, describe_hardware
+from dailytrain.rehearsal.steps import describe_hardware
 from leaderboard.models import Season, Track
 from leaderboard.schedule.planned_night import PlannedNight
 from leaderboard.schedule.track_templates import TEMPLATES, create_track
 from scheduler import matching
 from scheduler.models import Node
 from scheduler.node_slots import build_node_slot
-from tests.support.paths import REPOSITORY
 from tests.support.pool import HARDWARE
 from trainer import protocol
 from trainer.accounting.budget import Budget
@@ -64,12 +58,6 @@ def test_scaled_track_has_steps_on_its_smallest_rung(slug: str, season: Season) 
     assert track.size
     steps = shortest.steps(BATCH * SEQUENCE_LENGTH, 6 * track.size.parameters * BATCH * SEQUENCE_LENGTH)
     assert steps in (MIN_STEPS, MIN_STEPS + 1)
-
-
-def test_scaled_budget_follows_the_scale(season: Season) -> None:
-    small, large = (build_scaled("night-h100", season, scale) for scale in (1e-3, 1e-2))
-    assert large.part(small.budget) == pytest.approx(0.1)
-    assert large.expected_seconds == pytest.approx(756)
 
 
 def test_track_of_the_site_is_rehearsed_as_edited(season: Season, tmp_path: Path) -> None:
@@ -159,39 +147,3 @@ def test_rehearsal_environment_names_no_account_of_the_site(tmp_path: Path, monk
     assert "of production" not in environment.values()
     assert (environment["DAILYTRAIN_HOME"], environment["SITE_URL"]) == (str(tmp_path), "http://127.0.0.1:8123")
     assert environment["DAILYTRAIN_CACHE"] == str(tmp_path / "cache")
-
-
-@pytest.mark.django_db
-def test_rehearsal_refuses_a_folder_in_use(tmp_path: Path) -> None:
-    (tmp_path / "db.sqlite3").touch()
-    with pytest.raises(CommandError, match="is not empty"):
-        call_command("rehearse_night", "night-h100", home=str(tmp_path))
-
-
-@pytest.mark.django_db
-def test_rehearsal_refuses_a_folder_too_long_for_a_socket(tmp_path: Path) -> None:
-    with pytest.raises(CommandError, match="too long for the address of a socket"):
-        call_command("rehearse_night", "night-h100", home=str(tmp_path / ("x" * 80)))
-
-
-def test_rehearsal_without_torch_says_where_to_run_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(CommandError, match="has no torch"):
-        call_command("rehearse_night", "night-h100")
-
-
-def test_rehearsal_of_unknown_track_lists_templates_without_a_database(tmp_path: Path) -> None:
-    command = [sys.executable, "manage.py", "rehearse_night", "night-h900"]
-    environment = {**os.environ, "DAILYTRAIN_HOME": str(tmp_path)}
-    done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True)
-    assert done.returncode == 1
-    assert "There is no track night-h900. Tracks: none. Templates: night-h100, " in done.stderr
-
-
-@pytest.mark.django_db
-def test_step_with_an_invalid_track_names_the_reason() -> None:
-    rehearsal = Rehearsal(LocalSite(0), [], 1e-5)
-    with pytest.raises(StepError, match="no season"), rehearsal.name_step("track"):
-        raise CommandError("There is no season yet.")
-    assert rehearsal.step == "track"
-    assert not Track.objects.exists()

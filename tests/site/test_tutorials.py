@@ -20,8 +20,8 @@ from pathlib import Path
 import pytest
 from django.core.management import get_commands, load_command_class
 
+from tests.site.tutorial_log import TutorialLog, write_section
 from tests.support.paths import REPOSITORY
-from tests.support.tutorial_log import TutorialLog, write_section
 from tests.support.waits import WAIT_SECONDS
 from trainer.distributed.ports import find_free_port
 
@@ -150,17 +150,6 @@ def test_blocks_that_do_not_run_are_valid(page: Path) -> None:
                 )
 
 
-def test_proxy_configuration_of_the_first_site_names_domain_and_web() -> None:
-    (command,) = re.findall(
-        r"^(sed .+?) > ", (REPOSITORY / "docs/tutorial/first-site.md").read_text(), flags=re.M | re.S
-    )
-    made = subprocess.run(["bash", "-c", command], cwd=REPOSITORY, capture_output=True, text=True, check=True)
-    assert "listen 80; server_name train.example.org;" in made.stdout
-    assert "server 127.0.0.1:8000;" in made.stdout
-    assert "set_real_ip_from 127.0.0.1;" in made.stdout
-    assert "web:8000" not in made.stdout
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(5400)
 @pytest.mark.parametrize("page", [page for page in TUTORIALS if page.stem != "first-site"], ids=lambda page: page.stem)
@@ -244,7 +233,3 @@ def check_night_without_and_with_an_h100(runner: TutorialRunner) -> None:
     assert {states[name] for name in ("Node", "Trusted scorer", "Background work")} == {"ok"}
     runner.stop_newest_terminal()  # the page's last block waits for a night that is queued
     assert runner.run_check(SET_SECONDS % (DAY, DAY))[0] == 0
-
-
-def test_tutorials_exist_for_entry_node_and_site() -> None:
-    assert [page.stem for page in TUTORIALS] == ["first-entry", "first-node", "first-site"]

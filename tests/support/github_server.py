@@ -142,10 +142,6 @@ class GitHub:
         self.deliver_pull_request(action, pull, **payload_fields)
         return pull
 
-    def close_pull_request(self, full_name: str, number: int, *, merged: bool = False) -> dict[str, Any]:
-        fields = {"state": "closed", "merged": merged, "closed_at": payloads.NOW}
-        return self.change_pull_request("closed", full_name, number, **fields)
-
     def post_comment(
         self, full_name: str, number: int, login: str, body: str, *, announce: bool = True
     ) -> dict[str, Any]:

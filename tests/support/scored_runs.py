@@ -12,11 +12,10 @@ import torch
 from safetensors.torch import save_file
 
 from trainer.data.corpora import Document
-from trainer.data.tokenizer import Tokenizer, train_bpe
-from trainer.data.tokenizer_spec import load_tokenizer
+from trainer.data.tokenizer import train_bpe
 from trainer.models import gpt
 from trainer.models.base import LanguageModel
-from trainer.scoring.heldout_text import EncodedDocument, encode_documents
+from trainer.scoring.heldout_text import EncodedDocument
 from trainer.scoring.model_scorer import ModelScorer
 from trainer.scoring.text_score import TextScore, score_text
 
@@ -70,11 +69,6 @@ def write_checkpoint(folder: Path, model: torch.nn.Module) -> None:
         for content in [(folder / name).read_bytes()]
     ]
     (folder / "manifest.json").write_text(json.dumps({"step": 10, "files": files}))
-
-
-def load_texts(folder: Path) -> tuple[Tokenizer, list[EncodedDocument]]:
-    tokenizer = load_tokenizer(folder / "tokenizer.json")
-    return tokenizer, encode_documents(documents(), tokenizer, None)
 
 
 def build_scorer(model: LanguageModel, length: int = LENGTH) -> ModelScorer:

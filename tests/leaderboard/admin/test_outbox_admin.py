@@ -34,14 +34,6 @@ def test_retry_action_requeues_failed_outbox_message(maintainer_client: Client) 
     assert Event.objects.about(message).get().actor == "mara"
 
 
-def test_retry_action_leaves_sent_notice(maintainer_client: Client) -> None:
-    message = outbox.enqueue("notice", "notice:record:1:1", {})
-    OutboxMessage.objects.update(state=OutboxMessage.State.DONE)
-    run_retry_action(maintainer_client, "/admin/leaderboard/outboxmessage/", message.pk)
-    message.refresh_from_db()
-    assert message.state == OutboxMessage.State.DONE
-
-
 def test_retry_action_requeues_delivery_with_payload_only(maintainer_client: Client) -> None:
     payload = {"action": "created", "installation": {"id": 5, "account": {"login": "trains"}}}
     message = deliveries.store_delivery("installation", b"1", payload)

@@ -19,12 +19,6 @@ def swarm_track(db: None) -> Track:
     return create_track("swarm-gpt2", season)
 
 
-def test_swarm_template_creates_a_valid_track(swarm_track: Track) -> None:
-    swarm_track.full_clean()
-    assert (swarm_track.kind, swarm_track.budget) == (Track.Kind.SWARM, "2000steps")
-    assert swarm_track.swarm == {"stages": 2, "workers": 4, "minimum": 1, "patience": 30}
-
-
 def test_swarm_form_shows_and_saves_sizes_as_numbers(swarm_track: Track, admin_client: Client) -> None:
     form = open_form(admin_client, swarm_track)
     sizes = dict(re.findall(r'name="swarm_(\w+)" value="(\d+)"', str(form["swarm"])))
@@ -32,13 +26,6 @@ def test_swarm_form_shows_and_saves_sizes_as_numbers(swarm_track: Track, admin_c
     post_form(admin_client, swarm_track, form, {"swarm_stages": "3", "swarm_patience": ""})
     swarm_track.refresh_from_db()
     assert swarm_track.swarm == {"stages": 3, "workers": 4, "minimum": 1}
-
-
-def test_swarm_form_of_other_track_kind_has_empty_sizes(swarm_track: Track, admin_client: Client) -> None:
-    Track.objects.filter(pk=swarm_track.pk).update(kind=Track.Kind.COMPETITION, swarm={})
-    post_form(admin_client, swarm_track, open_form(admin_client, swarm_track), {"name": "Alone"})
-    swarm_track.refresh_from_db()
-    assert (swarm_track.swarm, swarm_track.name) == ({}, "Alone")
 
 
 def open_form(client: Client, track: Track) -> Any:

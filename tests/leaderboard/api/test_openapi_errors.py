@@ -32,20 +32,6 @@ def test_answer_to_unknown_values_is_in_the_schema(client: Client, value: str) -
         assert reply.status_code < 400 or reply.json().keys() == {"detail"}, path
 
 
-def test_run_request_without_token_answers_401(client: Client) -> None:
-    reply = client.post("/api/v1/runs", {}, content_type="application/json")
-
-    assert reply.status_code == 401
-    assert ("post", "/api/v1/runs", {200, 201, 401, 409, 422, 429, 503}) in list_operations()
-
-
-def test_unknown_path_of_the_api_answers_with_json(client: Client) -> None:
-    for path in ("/api/v1/nothing", "/api/v1/runs/1/nothing", "/api/node/v1/nothing"):
-        reply = client.get(path)
-        assert (reply.status_code, reply.json()) == (404, {"detail": "Not found."})
-    assert "text/html" in client.get("/nothing")["Content-Type"]
-
-
 def test_api_without_database_answers_503(client: Client) -> None:
     def fail(execute: Any, sql: str, *args: Any) -> Any:
         if "campaigns_campaign" in sql:

@@ -7,23 +7,16 @@ from django.test import Client
 from pytest_django import DjangoAssertNumQueries
 
 from leaderboard.job_handlers import metrics
-from leaderboard.models import CurvePoint, Run, Track
+from leaderboard.models import CurvePoint, Run
 from leaderboard.rankings.standings_store import recompute_standings
 from leaderboard.runs import make_run
 from scheduler.models import Node
-from tests.leaderboard.conftest import build_train_row, finish_run
-from tests.support.node_jobs import lease_job
+from tests.leaderboard.conftest import finish_run
 
 
 def get_json(client: Client, path: str, etag: str = "") -> tuple[int, object, str]:
     response = client.get(f"/api/v1{path}", headers={"If-None-Match": etag} if etag else {})
     return response.status_code, response.json() if response.content else None, response.headers.get("ETag", "")
-
-
-def test_track_json_has_its_settings(client: Client, track: Track) -> None:
-    (track_data,) = client.get("/api/v1/tracks").json()
-    assert (track_data["slug"], track_data["budget"], track_data["corpus"]) == ("small", "20steps", "python-library")
-    assert track_data["page"] == "/tracks/small/"
 
 
 def test_board_lists_scored_runs_best_first(client: Client, run: Run, node: Node) -> None:
@@ -49,19 +42,6 @@ def test_run_shows_its_provenance_and_scores(client: Client, run: Run, node: Nod
     assert get_json(client, f"/runs/{run.pk}", etag)[0] == 304
 
 
-def test_live_of_unchanged_run_is_304(client: Client, run: Run, node: Node) -> None:
-    assert run.job
-    lease_job(run.job, node)
-    _, first, etag = get_json(client, f"/runs/{run.pk}/live")
-    assert get_json(client, f"/runs/{run.pk}/live", etag)[0] == 304
-    metrics.store_metrics(run, [build_train_row(5)])
-    code, second, _ = get_json(client, f"/runs/{run.pk}/live", etag)
-    assert code == 200
-    assert isinstance(first, dict)
-    assert isinstance(second, dict)
-    assert (first["fraction"], second["fraction"], second["node"]) == (0, 0.25, "cellar")
-
-
 def test_downsampled_curve_keeps_its_extremes(client: Client, run: Run) -> None:
     steps = range(1, 7001)
     loss = {step: 5 - math.log(step) / 3 + (0.1 if step % 2 else 0) for step in steps}
@@ -85,22 +65,6 @@ def test_samples_are_plain_text(client: Client, run: Run) -> None:
     metrics.store_metrics(run, [{"kind": "sample", "step": 3, "prompt": "import", "text": "<b>x</b>"}])
     _, samples, _ = get_json(client, f"/runs/{run.pk}/samples")
     assert samples == [{"step": 3, "prompt": "import", "text": "<b>x</b>"}]
-
-
-def test_lists_are_paginated(client: Client, run: Run) -> None:
-    run_ids = [run.pk, *(make_run(run.entry, run.track).pk for _ in range(4))]
-    listed_ids: list[int] = []
-    cursor = ""
-    while True:
-        _, page, _ = get_json(client, f"/runs?limit=2{cursor}")
-        assert isinstance(page, dict)
-        listed_ids += [row["id"] for row in page["items"]]
-        if page["next"] is None:
-            break
-        cursor = f"&before={page['next']}"
-    assert listed_ids == sorted(run_ids, reverse=True)
-    _, queued, _ = get_json(client, "/runs?state=queued,training&track=small")
-    assert [row["id"] for row in queued["items"]] == [run.pk]  # type: ignore[index]
 
 
 def test_entry_lists_its_runs(client: Client, run: Run) -> None:
@@ -132,15 +96,6 @@ def test_tables_with_many_rows_take_the_same_queries(
         recompute_standings(run.track)
         with django_assert_num_queries(6):  # version, track, runs, their scores, the standings table and its rows
             client.get("/api/v1/tracks/small/board")
-
-
-@pytest.mark.stored_standings
-def test_board_with_current_etag_takes_one_query(
-    client: Client, run: Run, django_assert_num_queries: DjangoAssertNumQueries
-) -> None:
-    etag = get_json(client, "/tracks/small/board")[2]
-    with django_assert_num_queries(1):
-        assert get_json(client, "/tracks/small/board", etag)[0] == 304
 
 
 def test_docs_page_requests_no_other_host(client: Client, db: None) -> None:

@@ -6,7 +6,6 @@ import json
 import re
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, urlparse
 
 import pytest
 from django.contrib.auth.models import User
@@ -48,38 +47,6 @@ def test_submit_prints_description_that_site_can_parse(
     assert (parsed.hypothesis, parsed.expected_effect, parsed.contact) == (HYPOTHESIS, "3 % less compute", "@ada")
     assert parsed.config == {"model": {"depth": 3}}
     assert title == checkout.git("log", "-1", "--format=%s")
-
-
-def test_submit_links_to_github_form_with_description(checkout: Repository, capsys: pytest.CaptureFixture[str]) -> None:
-    checkout.git("remote", "add", "elsewhere", "https://example.org/x.git")
-    assert dailytrain(["submit", *FLAGS, "--repository", "git@github.com:ada/daily-train.git"]) == 0
-    address = urlparse(capsys.readouterr().out.strip().splitlines()[-1].partition(": ")[2])
-    assert (address.netloc, address.path.split("/")[:4]) == ("github.com", ["", "ada", "daily-train", "compare"])
-    assert HYPOTHESIS in parse_qs(address.query)["body"][0]
-
-
-def test_submit_with_uncommitted_changes_is_refused(checkout: Repository, capsys: pytest.CaptureFixture[str]) -> None:
-    (checkout.path / checkout.git("ls-files").splitlines()[0]).write_text("changed\n")
-    assert dailytrain(["submit", *FLAGS]) == 2
-    assert "not committed: commit them first" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (("--server", "http://127.0.0.1:9"), "needs a token"),
-        (("--server", "http://127.0.0.1:9", "--token", "x"), "needs --architecture"),
-        (("--server", "http://127.0.0.1:9", "--token", "x", "--architecture", "gpt"), "did not answer"),
-        (("--config", "nowhere.json"), "cannot be read as JSON"),
-    ],
-)
-def test_submit_with_invalid_flags_prints_one_line(
-    checkout: Repository, flags: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert dailytrain(["submit", *FLAGS, *flags]) == 2
-    out, err = capsys.readouterr()
-    assert (out, err.count("\n")) == ("", 1)
-    assert message in err
 
 
 @pytest.mark.django_db(transaction=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import re
 
 import pytest
 from django.test import Client
@@ -22,15 +21,6 @@ def record_entry() -> Entry:
     scene.confirm_record(entries["Better"])
     Run.objects.filter(entry=entries["Better"]).update(trust=Run.Trust.RECORD, purpose=Run.Purpose.CONFIRMATION)
     return Entry.objects.get(pk=entries["Better"].pk)
-
-
-def test_badge_json_has_shields_format_and_svg_has_its_message(client: Client, record_entry: Entry) -> None:
-    badge = client.get(f"/entries/{record_entry.pk}/badge.json").json()
-    assert (badge["schemaVersion"], badge["label"]) == (1, "compute multiplier")
-    assert re.fullmatch(r"1\.\d{3} \(1\.\d{3} to 1\.\d{3}\)", badge["message"])
-    svg = client.get(f"/entries/{record_entry.pk}/badge.svg")
-    assert svg["Content-Type"] == "image/svg+xml"
-    assert badge["message"] in svg.content.decode()
 
 
 def test_badge_of_entry_without_multiplier_shows_its_state(client: Client, record_entry: Entry) -> None:

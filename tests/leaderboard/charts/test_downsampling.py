@@ -11,12 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pytest_django import DjangoAssertNumQueries
 
-from leaderboard.charts import curve_svg, downsampling
+from leaderboard.charts import downsampling
 from leaderboard.job_handlers import metrics
 from leaderboard.models import Run
 from leaderboard.models.curves import MAX_LEVEL
 from tests.leaderboard.conftest import build_train_row
-from tests.support import scene
 
 Curve = list[downsampling.Known]
 CURVES = st.lists(
@@ -88,35 +87,6 @@ def test_truncated_curve_continues_with_levels_of_uninterrupted_one(run: Run) ->
 
     expected_levels = downsampling.compute_levels(curve[:260])
     assert list_stored_levels(run) == [(step, level) for (step, _), level in zip(curve, expected_levels, strict=False)]
-
-
-@pytest.mark.django_db
-def test_long_curve_is_loaded_downsampled_in_one_query(
-    run: Run, django_assert_num_queries: DjangoAssertNumQueries
-) -> None:
-    curve = [(step, (3 + math.sin(step), 1.0)) for step in range(1, 3001)]
-    curve[1234] = (1235, (99.0, 1.0))
-    curve[2345] = (2346, (3.0, 50.0))
-    for start in range(0, 3000, 500):
-        metrics.store_metrics(run, build_rows(curve[start : start + 500]))
-    run.refresh_from_db()
-
-    with django_assert_num_queries(1):
-        train, _ = curve_svg.load_points([run], 200)[run.pk]
-
-    assert len(train) <= 200
-    assert {1, 1235, 2346, 3000} <= {point.step for point in train}
-
-
-@pytest.mark.django_db
-def test_ten_curves_are_loaded_in_one_query(django_assert_num_queries: DjangoAssertNumQueries) -> None:
-    entry = scene.create_entry(scene.create_track(), "main")
-    runs = [scene.create_training_run(entry, 20, seed=seed) for seed in range(10)]
-
-    with django_assert_num_queries(1):
-        curves = curve_svg.load_curves(runs)
-
-    assert {len(curve.train) for curve in curves.values()} == {20}
 
 
 @pytest.mark.django_db

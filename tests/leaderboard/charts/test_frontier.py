@@ -6,7 +6,6 @@ import re
 from datetime import timedelta
 
 import pytest
-from django.test import Client
 from django.utils import timezone
 
 from leaderboard.board.scales import draw_scales, load_scales
@@ -59,29 +58,6 @@ def test_frontier_line_rises_from_baseline_to_now() -> None:
     assert second.high < second.y < second.low
     assert second.name == "Second"
     assert "2 records since" in frontier.summary
-
-
-def test_board_without_record_names_leader_or_baseline(client: Client) -> None:
-    track, entries = boards.create_board()
-    page = client.get("/").content.decode()
-
-    assert load_standings(track).leader == entries["Better"]
-    assert "Ahead, not a record yet" in page
-
-    entries["Better"].runs.all().delete()
-    assert "The baseline stands." in client.get("/").content.decode()
-
-
-def test_board_page_shows_the_record(client: Client) -> None:
-    track, _ = boards.create_board()
-    entry = create_record_entry(track, "First", 1.4, 9, "record")
-
-    page = client.get("/").content.decode()
-
-    assert "The record, since " in page
-    assert re.search(r'record-number is-better">\s*<strong>1\.[34]\d\d</strong>', page)
-    assert f'<a href="{entry.get_absolute_url()}">First</a>' in page
-    assert 'class="metro"' in page
 
 
 def test_entry_has_an_estimate_at_each_scale() -> None:

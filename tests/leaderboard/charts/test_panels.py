@@ -24,6 +24,7 @@ from tests.leaderboard.conftest import build_train_row
 from tests.leaderboard.views.test_page_board import extract_text
 from tests.support import boards, scene
 from tests.support.node_jobs import lease_job
+from tests.support.pool import LIMITS
 
 pytestmark = pytest.mark.django_db
 
@@ -50,21 +51,6 @@ def run() -> Run:
     return training_run
 
 
-def test_panel_exists_for_each_metric_with_values(run: Run) -> None:
-    assert list(build_panels(run)) == [
-        "loss", "learning_rate", "gradient_norm", "mfu", "mfu_windowed", "memory_bytes", "temperature_celsius",
-    ]  # fmt: skip
-    assert build_panels(run)["memory_bytes"].latest == "1"
-    assert build_panels(run)["mfu"].latest == "40"
-    assert build_panels(run)["mfu_windowed"].latest == "30"
-    assert build_panels(run)["mfu_windowed"].metric.title == "MFU as nanochat counts"
-    assert build_panels(run)["temperature_celsius"].latest == "61.5"
-
-
-def test_run_without_points_has_no_panels() -> None:
-    assert build_panels(scene.create_run(scene.create_entry(scene.create_track(), "main"))) == {}
-
-
 def test_loss_panel_clips_steep_start_on_linear_axis_only(run: Run) -> None:
     def get_highest_tick(query: str) -> float:
         return max(float(tick.label) for tick in build_panels(run, query)["loss"].y_ticks)
@@ -85,21 +71,8 @@ def test_panel_ticks_for_each_view_are_inside_the_frame(run: Run, x: str, log: s
     assert all(len(panel.x_ticks) >= 2 and len(panel.y_ticks) >= 2 for panel in panels_by_name.values())
 
 
-def test_view_of_invalid_query_is_the_default() -> None:
-    assert View.from_query(QueryDict("x=fish&smooth=much&log=z")) == View()
-
-
-def test_points_table_has_first_and_last_step_and_all_metrics(run: Run) -> None:
-    table = panels.build_points_table(curve_svg.load_curve(run))
-
-    assert len(table.rows) == panels.TABLE_ROWS
-    assert (table.rows[0][0], table.rows[-1][0]) == ("1", "100")
-    assert "GPU temperature, °C" in table.heads
-    assert table.rows[0][table.heads.index("MFU, all operations, % of the peak")] == "–"
-
-
 def test_point_temperature_is_from_node_health_not_from_training(run: Run, node: Node) -> None:
-    job = scene.create_job(run)
+    job = scene.create_job(run, limits=LIMITS.model_dump())
     Run.objects.filter(pk=run.pk).update(job=job, state=Run.State.QUEUED)
     Node.objects.filter(pk=node.pk).update(health={"temperature_celsius": 71, "throttled": False})
     lease_job(job, node)
@@ -138,11 +111,6 @@ def test_overlaid_run_is_drawn_without_script_in_few_queries(
     assert 'class="smooth is-record"' in page
     assert re.search(rf'value="{best_run.pk}" checked', page)
     assert "best so far" in extract_text(page.encode())
-
-
-@pytest.mark.parametrize("over", ["999999", "fish", "-1", "1,2,3,4,5,6,7,8,9,10,11,12,13"])
-def test_overlay_of_unknown_run_is_ignored(client: Client, run: Run, over: str) -> None:
-    assert client.get(f"{run.get_absolute_url()}?over={over}").status_code == 200
 
 
 def test_script_columns_have_one_length_and_no_missing_metrics(run: Run) -> None:

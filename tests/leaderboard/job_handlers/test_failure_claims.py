@@ -162,20 +162,6 @@ def test_night_waits_for_a_node_whose_results_count(monday_night: Night, capable
     assert claim_job(stranger)[1].attempt == 1
 
 
-def test_night_runs_anywhere_if_no_node_is_vetted(monday_night: Night, capable_node: Node) -> None:
-    stranger = copy_node(capable_node, "stranger")
-    Node.objects.filter(pk=capable_node.pk).update(state=Node.State.OFFLINE)
-    night_nodes.update_night_needs(timezone.now())
-    claim_job(stranger)
-
-
-def test_night_runs_anywhere_while_the_only_vetted_node_takes_no_job(monday_night: Night, capable_node: Node) -> None:
-    stranger = copy_node(capable_node, "stranger")
-    Node.objects.filter(pk=capable_node.pk).update(health={"trouble": "The last job's folder cannot be removed."})
-    night_nodes.update_night_needs(timezone.now())
-    assert claim_job(stranger)[1].attempt == 1
-
-
 def test_night_with_a_fault_of_its_only_vetted_node_runs_anywhere(monday_night: Night, capable_node: Node) -> None:
     stranger = copy_node(capable_node, "stranger")
     night_nodes.update_night_needs(timezone.now())

@@ -4,7 +4,6 @@ import math
 from typing import Any
 
 import pytest
-from pytest_django import DjangoAssertNumQueries
 
 from leaderboard.job_handlers import metrics
 from leaderboard.models import CurvePoint, Run, Sample
@@ -104,11 +103,6 @@ def test_metrics_row_that_is_invalid_is_skipped(training_run: Run, row: dict[str
     assert not training_run.samples.exists()
 
 
-def test_metrics_with_duplicate_step_store_one_point(training_run: Run) -> None:
-    metrics.store_metrics(training_run, [build_train_row(1, 6.0), build_train_row(1, 5.0)])
-    assert list_curve(training_run) == [("train", 1, 5.0, 512, 0.01)]
-
-
 def test_sample_text_is_sanitized_and_limited(training_run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     text = "a\x00b\x1b[31mc\ud800d\n" + "e" * 10_000
     metrics.store_metrics(training_run, [{"kind": "sample", "step": 1, "prompt": "p" * 900, "text": text}])
@@ -141,11 +135,3 @@ def test_metrics_after_end_of_run_are_ignored(training_run: Run) -> None:
     Run.objects.filter(pk=training_run.pk).update(state=Run.State.CANCELLED)
     get_job_kind(training_run.job).handle_metrics(training_run.job, [build_train_row(1)])
     assert not CurvePoint.objects.exists()
-
-
-def test_metrics_batch_of_any_size_takes_constant_queries(
-    training_run: Run, django_assert_num_queries: DjangoAssertNumQueries
-) -> None:
-    for size in (2, 60):
-        with django_assert_num_queries(3):  # points to replace, upsert, progress
-            metrics.store_metrics(training_run, [build_train_row(step) for step in range(size)])

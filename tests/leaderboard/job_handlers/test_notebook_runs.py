@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from typing import Any
 
@@ -66,16 +65,6 @@ def finish_part(job: Job, node: Node, files: dict[str, bytes]) -> None:
     end_lease(lease, "done", result=result.model_dump())
 
 
-def test_commit_with_notebooks_is_a_notebook_entry(notebook_entry: Entry) -> None:
-    assert (notebook_entry.kind, notebook_entry.architecture, notebook_entry.state) == (
-        "notebook",
-        "sorbian",
-        "proposed",
-    )
-    assert [part["path"] for part in notebook_entry.notebooks] == [f"notebooks/sorbian-part{n}.ipynb" for n in (1, 2)]
-    assert notebook_entry.notebooks[0]["sha256"] == hashlib.sha256(build_notebook("print(1)")).hexdigest()
-
-
 def test_changed_notebook_is_a_new_unapproved_entry(
     main_repository: Repository, notebook_entry: Entry, notebook_run: Run
 ) -> None:
@@ -113,15 +102,6 @@ def test_notebook_on_competition_track_is_refused(main_repository: Repository, n
 def test_notebook_parts_with_wrong_numbers_are_refused(paths: list[str], problem: str) -> None:
     with pytest.raises(NotebookError, match=problem):
         notebook_series.order_parts(paths, "a")
-
-
-def test_notebook_parts_are_ordered_by_number() -> None:
-    paths = [f"notebooks/a-part{n}.ipynb" for n in range(1, 12)]
-    assert notebook_series.order_parts(reversed(paths), "a") == paths
-    assert notebook_series.find_series_names([*paths, "notebooks/../x.ipynb", "notebooks/b.ipynb", "b.ipynb"]) == [
-        "a",
-        "b",
-    ]
 
 
 def test_invalid_notebook_is_refused_with_its_path(main_repository: Repository, community_track: Track) -> None:
@@ -253,11 +233,6 @@ def test_notebook_files_per_address_are_rate_limited(
         list(response)  # reads to the end, which closes the file
         statuses.append(response.status_code)
     assert statuses == [200, 200, 429]
-
-
-def test_notebook_page_has_revision_of_its_live_json(client: Client, notebook_run: Run) -> None:
-    revision = client.get(f"/runs/{notebook_run.pk}/live.json").json()["revision"]
-    assert f'data-revision="{revision}"' in client.get(notebook_run.get_absolute_url()).content.decode()
 
 
 def test_files_of_training_run_are_not_served_as_notebook_parts(client: Client, run: Run) -> None:

@@ -87,13 +87,6 @@ def test_run_of_untrusted_node_is_provisional_until_replay_agrees(run: Run, node
     assert list_messages(run)[-1].endswith("replayed to the last bit. (on cellar)")
 
 
-def test_replay_finished_before_scoring_makes_run_scored(run: Run, node: Node, untrusted_node: Node) -> None:
-    finish_replay(finish_training(run, untrusted_node).replays.get(), node)
-    run.refresh_from_db()
-    assert run.trust == "provisional"
-    assert finish_scoring(run, node).trust == "scored"
-
-
 @pytest.mark.parametrize("fields", [{"exact": False, "deviation": 1.2}, {"step": 3}])
 def test_replay_mismatch_disputes_run_and_resets_node_trust(
     run: Run, node: Node, untrusted_node: Node, fields: dict[str, Any]
@@ -121,11 +114,6 @@ def test_replay_with_small_deviation_is_abandoned_for_maintainer(run: Run, node:
     assert (replay.state, untrusted_node.result_checks.count()) == ("abandoned", 0)
     assert "A maintainer has to decide" in replay.sentence
     assert finish_scoring(run, node).trust == "provisional"
-
-
-def test_replay_with_rounding_deviation_agrees(run: Run, node: Node, untrusted_node: Node) -> None:
-    replay = finish_replay(finish_training(run, untrusted_node).replays.get(), node, exact=False, deviation=0.01)
-    assert replay.state == "agreed"
 
 
 def list_ends(run: Run) -> list[tuple[int, ...]]:
@@ -241,21 +229,6 @@ def test_replay_of_node_with_superseded_checkpoints_is_still_possible(
     for end in (replay.start, replay.first, replay.middle, replay.claimed):
         assert end is None or end.blobs.exists()
     assert set(trust.find_training_nodes(run.job)) == {untrusted_node, node}
-
-
-def test_replay_of_multi_gpu_track_has_no_stretches(run: Run, untrusted_node: Node) -> None:
-    finish_training(run, untrusted_node, 5, 10)
-    assert run.job
-    run.job.leases.update(gpus=2)
-    assert len(replays.list_stretches(run)) == 2, "a run uses one GPU of a larger node"
-    run.track.config = {**run.track.config, "devices": 2}
-    run.track.save()
-    assert replays.list_stretches(Run.objects.get(pk=run.pk)) == []
-
-
-def test_run_of_trusted_node_is_scored_without_replay(run: Run, node: Node) -> None:
-    assert finish_scoring(finish_training(run, node), node).trust == "scored"
-    assert not run.replays.exists()
 
 
 def test_run_of_vetted_node_is_scored_without_waiting_for_replay(run: Run, node: Node, untrusted_node: Node) -> None:

@@ -69,13 +69,6 @@ def test_release_score_is_stored_on_release_not_on_run(
     )
 
 
-def test_model_card_of_release_has_samples_of_its_step(released_publication: Publication) -> None:
-    card = model_card.build_card(released_publication, "a/b")
-    assert "At step 10, the first words given:\n\n    The train\n    # left <b>on</b> time\n" in card
-    assert "later one" not in card
-    assert "## Scores" not in card
-
-
 @pytest.mark.parametrize(("changed", "message"), [({"bits_per_byte": -1}, "is invalid"), ({}, "untrusted")])
 def test_release_score_that_is_invalid_or_untrusted_is_not_stored(
     released_publication: Publication, release_score_job: Job, node: Node, changed: dict[str, Any], message: str
@@ -113,5 +106,5 @@ def test_weight_files_of_release_before_end_of_run_are_listed(
 ) -> None:
     create_checkpoint(release_score_job, 10)  # the tokenizer file belongs to the score job
     JobFile.objects.filter(job=release_score_job).update(path="tokenizer.json")
-    names = [file.path for file in weights.list_weight_files(released_publication.run, "50-percent")]
+    names = sorted(path for path, _ in weights.find_weight_blobs(released_publication.run, "50-percent"))
     assert names == ["checkpoints/step-00000010/model.safetensors", "run.json", "source.tar", "tokenizer.json"]

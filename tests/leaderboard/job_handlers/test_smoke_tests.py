@@ -78,13 +78,6 @@ def test_smoke_test_author_is_known_by_account_not_by_name(
     assert smoke_tests.can_run_unapproved(proposed_entry)
 
 
-def test_smoke_test_requested_by_maintainer_is_queued_once(proposed_entry: Entry, pull_request: PullRequest) -> None:
-    job = smoke_tests.queue_smoke_test(proposed_entry, actor="mara", is_vouched=True)
-    proposed_entry.refresh_from_db()
-    assert (proposed_entry.state, proposed_entry.smoke_job) == (Entry.State.SMOKE, job)
-    assert smoke_tests.queue_smoke_test(proposed_entry, is_vouched=True) is None, "a second smoke test is queued"
-
-
 def test_smoke_test_of_unapproved_code_needs_trusted_node(proposed_entry: Entry, capable_node: Node) -> None:
     smoke_tests.queue_smoke_test(proposed_entry, is_vouched=True)
     capable_node.trusted = False

@@ -19,7 +19,7 @@ from scheduler import matching, node_slots
 from scheduler.job_kinds import get_job_kind
 from scheduler.matching import NodeSlot
 from scheduler.models import Job, Node
-from tests.leaderboard.conftest import build_train_row, create_checkpoint
+from tests.leaderboard.conftest import create_checkpoint
 from tests.support.node_jobs import finish_job, lease_job, requeue_job
 from trainer import protocol
 from trainer.swarm.credentials import Admission, make_credential
@@ -195,15 +195,6 @@ def test_banned_swarm_node_gets_no_other_seat_of_run(led_run: Run, client: Clien
     assert "mallory is banned from this run" in client.get(f"/runs/{led_run.pk}/swarm/").content.decode()
 
 
-def test_swarm_training_rows_become_curve_points(led_run: Run) -> None:
-    assert led_run.job is not None
-    get_job_kind(led_run.job).handle_metrics(
-        led_run.job, [build_train_row(3, loss=4.5), {"kind": "swarm", "what": "end", "step": 3, "time": 9.0}]
-    )
-    led_run.refresh_from_db()
-    assert (led_run.step, led_run.loss) == (3, 4.5)
-
-
 def test_swarm_page_shows_members_and_escapes_names(led_run: Run, client: Client) -> None:
     seat = take_seat(led_run, "<b>ada</b>")
     send_swarm_row(led_run, what="join", peer="peerada1", label=seat.label, stage=1)
@@ -297,23 +288,6 @@ def test_swarm_seat_matches_volunteer_of_the_same_run_only(led_run: Run, capable
 
 def post_prompt(client: Client, run: Run, **fields: Any) -> Any:
     return client.post(f"/runs/{run.pk}/swarm/write/", {"prompt": "The train", "tokens": "50", **fields})
-
-
-def test_swarm_page_where_prompts_are_closed_offers_none(client: Client, led_run: Run, settings: Any) -> None:
-    settings.GENERATE_PER_HOUR = 0
-    for state in (Run.State.TRAINING, Run.State.FINISHED):
-        Run.objects.filter(pk=led_run.pk).update(state=state)
-        page = client.get(f"/runs/{led_run.pk}/swarm/").content.decode()
-        assert "This site accepts no prompts." in page
-        assert "can be tried here" not in page
-        assert "Try its model" not in page
-
-
-def test_ended_swarm_without_weights_links_no_other_model(client: Client, led_run: Run) -> None:
-    Run.objects.filter(pk=led_run.pk).update(state=Run.State.FINISHED, checkpoint=None)
-    page = client.get(f"/runs/{led_run.pk}/swarm/").content.decode()
-    assert "left no model to try" in page
-    assert "Try its model" not in page
 
 
 def test_visitor_prompt_reaches_coordinator_with_sampling_credential(

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import json
-from datetime import timedelta
 from typing import Any
 
 import pytest
 from django.test import Client
-from django.utils import timezone
 from pytest_django import DjangoAssertNumQueries
 
 from leaderboard import runs
 from leaderboard.models import Run
 from leaderboard.run_states import RunError
 from scheduler import leases, storage, transitions, uploads
-from scheduler.estimates import estimate_start
 from scheduler.models import Blob, Job, Lease, Node
 from scheduler.node_api import job_reports
 from tests.leaderboard.conftest import SCORE_RESULT, build_train_row
@@ -73,20 +70,6 @@ def test_run_with_lost_lease_resumes_and_its_last_step_is_scored(run: Run, capab
     assert list(Run.objects.on_board(run.track)) == [run]
 
 
-def test_running_run_is_cancelled_when_node_stops(run: Run, capable_node: Node) -> None:
-    lease, _ = claim_job(capable_node)
-    run.refresh_from_db()
-    runs.cancel_run(run, "Not wanted any more.", "mara")
-    run.refresh_from_db()
-    assert run.state == "training"
-    lease.job.refresh_from_db()
-    reply = leases.renew_lease(lease, protocol.Heartbeat(phase="running", seconds=1))
-    assert reply.stop == "cancel"
-    leases.finish_lease(lease, protocol.FinishLease(outcome="released"))
-    run.refresh_from_db()
-    assert (run.state, run.reason) == ("cancelled", "Not wanted any more.")
-
-
 def test_retried_run_resumes_from_its_checkpoint(run: Run, capable_node: Node) -> None:
     lease, _ = claim_job(capable_node)
     weights = upload_file(lease, "checkpoints/step-00000010/model.safetensors", b"ten")
@@ -112,18 +95,6 @@ def test_retried_run_whose_job_cannot_go_on_stays_failed(run: Run) -> None:
         runs.retry_run(run, actor="mara")
     run.refresh_from_db()
     assert (run.state, run.cause) == ("failed", "infrastructure")
-
-
-def test_start_estimate_uses_progress_of_running_job(run: Run, capable_node: Node) -> None:
-    claim_job(capable_node)
-    assert run.job
-    Job.objects.filter(pk=run.job_id).update(expected_seconds=3600)
-    Run.objects.filter(pk=run.pk).update(fraction=0.9, seconds=9 * 420)  # 420 s left at this pace
-    queued_job = Job.objects.create(kind="train", author="ada", release=run.job.release, expected_seconds=60)
-    now = timezone.now()
-    estimate = estimate_start(queued_job, now)
-    assert estimate.next_free == now + timedelta(seconds=420)
-    assert estimate.begins_at == estimate.next_free
 
 
 def test_metrics_and_heartbeat_of_a_lease_take_few_queries(

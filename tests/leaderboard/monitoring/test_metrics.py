@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -12,26 +11,17 @@ import pytest
 from django.contrib.auth.models import User
 from django.test import Client
 from django.utils import timezone
-from django_celery_beat.models import PeriodicTask
 from prometheus_client.parser import text_string_to_metric_families
 
-from dailytrain import schedule
 from leaderboard import permissions
 from leaderboard.management.commands.write_monitoring_files import build_files
-from leaderboard.models import OutboxMessage
-from leaderboard.monitoring.alerts import ALERTS, list_measurements
+from leaderboard.monitoring.alerts import ALERTS
 from leaderboard.monitoring.metrics import PREFIX, collect_metrics
-from scheduler.models import Job, Node
+from scheduler.models import Job
 from tests.support import scene
-from tests.support.pool import create_job
 
 pytestmark = [pytest.mark.processes, pytest.mark.django_db]
 TOKEN = "a-token-of-this-test"
-
-
-def read_metrics() -> dict[tuple[str, str], float]:
-    """Return the values now by metric and label."""
-    return {(row.metric, row.label): row.value for row in list_measurements(timezone.now())}
 
 
 def test_metrics_page_without_setting_is_404(client: Client) -> None:
@@ -55,33 +45,6 @@ def test_metrics_page_is_valid_and_counts_the_queue(client: Client, settings: An
     counts = {sample.labels["kind"]: sample.value for sample in families["dailytrain_queue_jobs"].samples}
     assert queued
     assert counts["train"] == queued
-
-
-def test_queue_metrics_follow_the_oldest_job() -> None:
-    create_job(kind="score", queued_at=timezone.now() - timedelta(hours=2))
-    create_job(kind="score")
-
-    values = read_metrics()
-
-    assert values["queue_jobs", "score"] == 2
-    assert 7200 <= values["queue_oldest_seconds", "score"] < 7300
-    assert 7200 <= values["score_wait_without_scorer_seconds", ""] < 7300
-    Node.objects.create(name="scorer", trusted=True, state=Node.State.ONLINE)
-    assert read_metrics()["score_wait_without_scorer_seconds", ""] == 0
-
-
-def test_beat_and_webhook_metrics_are_ages() -> None:
-    now = timezone.now()
-    schedule.install()
-    PeriodicTask.objects.update(last_run_at=now - timedelta(minutes=5))
-    OutboxMessage.objects.create(kind="github.delivery", key="1", created_at=now - timedelta(minutes=20))
-
-    rows = {row.metric: row for row in list_measurements(now)}
-
-    assert rows["beat_age_seconds"].value == 300
-    assert rows["beat_age_seconds"].is_alerting
-    assert rows["webhook_lag_seconds"].value == 1200
-    assert rows["webhook_lag_seconds"].is_alerting
 
 
 def test_every_alert_names_a_metric() -> None:

@@ -111,16 +111,6 @@ def test_discord_notice_escapes_mentions_and_has_files(chat_server: ChatServer) 
     assert b"everyone" not in files or b"@\\u200beveryone" in files
 
 
-def test_slack_notice_escapes_mentions_and_links_files(chat_server: ChatServer) -> None:
-    create_subscription("slack", SLACK)
-    assert send_notice().result == {"sent": True}
-    (post,) = chat_server.posts
-    assert post.path == "/services/T0000000A/B0000000B/abcdefghijklmnopqrstuvwx"
-    assert b"<!channel>" not in post.body
-    assert b"curve.png" in post.body
-    assert b"entries/7/" in post.body
-
-
 def test_webhook_notice_is_signed(chat_server: ChatServer) -> None:
     create_subscription("webhook", f"{chat_server.url}/hook?x=1", secret="between us")
     message = send_notice()
@@ -136,16 +126,6 @@ def test_webhook_notice_is_signed(chat_server: ChatServer) -> None:
     assert post.json["title"] == NOTICE.title
     assert post.json["facts"] == {"entry": 7}
     assert [file["name"] for file in post.json["files"]] == ["run-7.png", "run-7.csv"]
-
-
-def test_notice_enqueued_twice_is_sent_once(chat_server: ChatServer) -> None:
-    create_subscription("webhook", chat_server.url, secret="s")
-    send_notice()
-    assert delivery.notify_subscribers("record", 7) == 1
-    outbox.process_due()
-    assert len(chat_server.posts) == 1
-    send_notice(8)
-    assert len(chat_server.posts) == 2
 
 
 def test_notice_to_unavailable_service_is_retried(chat_server: ChatServer) -> None:
@@ -206,12 +186,6 @@ def test_notice_after_unsubscribing_is_not_sent(chat_server: ChatServer) -> None
     subscription.delete()
     outbox.process_due()
     assert chat_server.posts == []
-
-
-def test_notices_per_day_are_limited(chat_server: ChatServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(delivery, "MAX_PER_DAY", 2)
-    create_subscription("webhook", chat_server.url, secret="s")
-    assert [delivery.notify_subscribers("record", about) for about in range(4)] == [1, 1, 0, 0]
 
 
 def test_webhook_notice_follows_no_redirect_and_avoids_private_hosts(chat_server: ChatServer, settings: Any) -> None:

@@ -8,19 +8,17 @@ from typing import Any
 import pytest
 import time_machine
 from django.contrib.auth.models import Group, User
-from django.db import connection
-from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from leaderboard import events, permissions, tasks
 from leaderboard.models import CurvePoint, Entry, Night, OutboxMessage, Run, Subscription, Track
 from leaderboard.notifications import delivery
 from leaderboard.notifications.message import Message
-from leaderboard.notifications.topics import TOPICS, is_waiting_for_approval, list_choosable_topics
+from leaderboard.notifications.topics import TOPICS, is_waiting_for_approval
 from leaderboard.schedule import nightly
 from leaderboard.submissions import intake
 from scheduler import pool
-from scheduler.models import Event, Node
+from scheduler.models import Node
 from tests.leaderboard.conftest import Repository, finish_run
 from tests.leaderboard.rankings.test_confirmations import create_candidate, finish_confirmations
 
@@ -82,18 +80,6 @@ def test_node_notice_is_sent_to_owner_and_maintainers_once(node: Node) -> None:
     take_node_offline(node)
     events.announce_events()
     assert [name for name, _ in list_notices("node")] == ["uma", "mara", "uma", "mara"]
-
-
-def test_node_notice_takes_no_more_queries_with_more_subscribers(node: Node, django_assert_num_queries: Any) -> None:
-    take_node_offline(node)
-    event = Event.objects.about(node).latest("pk")
-    create_subscription(create_user("zoe"), "node")
-    with CaptureQueriesContext(connection) as queries:
-        assert delivery.notify_subscribers("node", event.pk) == 0
-    for number in range(20):
-        create_subscription(create_user(f"user-{number}", permissions.COORDINATOR), "node")
-    with django_assert_num_queries(len(queries)):
-        assert delivery.notify_subscribers("node", event.pk) == 0
 
 
 def test_node_notice_is_dropped_when_node_is_online_again(node: Node) -> None:
@@ -221,13 +207,6 @@ def test_morning_report_of_unfinished_run_shows_its_state(
     assert message.files == ()
 
 
-def test_morning_report_of_night_without_run_gives_reason(track: Track) -> None:
-    create_night(run=None, sentence="Run 7 of an earlier night is still training: no second one starts.")
-    message = compose("morning", TUESDAY)
-    assert message
-    assert message.lines == ("Small: Run 7 of an earlier night is still training: no second one starts.",)
-
-
 def test_morning_report_without_nightly_track_is_not_sent(track: Track) -> None:
     assert compose("morning", TUESDAY) is None
 
@@ -250,16 +229,6 @@ def test_notice_is_sent_to_confirmed_active_subscribers_only(db: None) -> None:
     create_subscription(inactive_user, "record")
     User.objects.filter(pk=inactive_user.pk).update(is_active=False)
     assert delivery.notify_subscribers("record", 1) == 0
-
-
-def test_choosable_topics_depend_on_role(db: None) -> None:
-    assert list(list_choosable_topics(create_user("zoe"))) == ["morning", "record", "node"]
-    assert list(list_choosable_topics(create_user("carl", permissions.COORDINATOR))) == [
-        "morning",
-        "record",
-        "node",
-        "approval",
-    ]
 
 
 def test_approval_notice_is_dropped_after_role_was_removed(proposed_entry: Entry) -> None:

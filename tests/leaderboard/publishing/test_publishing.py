@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from collections.abc import Iterator
 from datetime import timedelta
@@ -13,8 +12,6 @@ import pytest
 import requests
 import yaml
 from django.contrib.auth.models import User
-from django.core.checks import Warning
-from django.test import Client
 from django.utils import timezone
 
 from leaderboard import actions, events, outbox
@@ -22,8 +19,8 @@ from leaderboard.models import OutboxMessage, Publication, Run
 from leaderboard.publishing import publications
 from leaderboard.rankings import trust
 from leaderboard.run_states import RunError
-from scheduler import retention, storage
-from scheduler.models import Checkpoint, Event, JobFile, Node
+from scheduler import storage
+from scheduler.models import Event, JobFile, Node
 from tests.leaderboard.conftest import create_checkpoint, finish_run, publish_release
 from tests.support import hub_server
 from tests.support.graph_jobs import attach_graph, store_graph
@@ -110,37 +107,6 @@ def test_repository_of_traced_run_has_graph_and_weights(hub: Hub, finished_run: 
     stored = dict(JobFile.objects.filter(job=graph.job).values_list("path", "blob"))
     assert set(stored) == {f"graph/{name}" for name in GRAPH_FILES}
     assert {path: hashlib.sha256(files[f"dailytrain/{path}"]).hexdigest() for path in stored} == stored
-
-
-def test_model_card_has_scores_provenance_and_usage(hub: Hub, finished_run: Run) -> None:
-    publications.publish_run(finished_run, "Requested.")
-    process_outbox_now()
-    files = get_repository(hub, finished_run).head.files
-    _, head, card = files["README.md"].decode().split("---\n", 2)
-    metadata = yaml.safe_load(head)
-    assert (metadata["license"], metadata["library_name"]) == ("apache-2.0", "dailytrain")
-    metrics = [
-        (r["dataset"]["type"], m["type"], m["value"])
-        for r in metadata["model-index"][0]["results"]
-        for m in r["metrics"]
-    ]
-    assert metrics == [("python-library", "bits_per_byte", 2.5), ("blimp", "acc", 0.55)]
-    assert card.lstrip().startswith("# Smeared keys\n")
-    for sentence in (
-        f"[run {finished_run.pk}](http://127.0.0.1:8000/runs/{finished_run.pk}/)",
-        "| bits per byte, held-out text | 2.5000 | 0.0100 |",
-        f"`{finished_run.entry.sha}`",
-        f"| Seed | {finished_run.seed} |",
-        "d" * 64,
-        f"hf download trains/smear-run-{finished_run.pk} --include 'dailytrain/*'",
-        "A trusted node scored it",
-        "Requested.",
-    ):
-        assert sentence in card, sentence
-    assert str(storage.settings.MAIN_REPOSITORY) not in card  # paths of the server are not published
-    results = json.loads(files["results.json"])
-    assert results["run"]["id"] == finished_run.pk
-    assert results["scores"][0]["name"]
 
 
 def test_model_card_escapes_user_text(hub: Hub, finished_run: Run) -> None:
@@ -288,19 +254,6 @@ def test_hub_rejection_fails_message_with_reason(
     assert hub_server.TOKEN not in message.problem
 
 
-@pytest.mark.parametrize("status", [429, 412, 409, 502, 500])
-def test_temporary_hub_error_is_retried_after_retry_after(hub: Hub, finished_run: Run, status: int) -> None:
-    hub.fail_requests("POST", "/api/models/.*/commit/", status, Retry_After="300")
-    publications.publish_run(finished_run, "Asked.")
-    process_outbox_now()
-    message = OutboxMessage.objects.get(kind="hub")
-    assert message.state == OutboxMessage.State.PENDING
-    assert f"answered {status}" in message.problem
-    assert timedelta(minutes=4) < message.not_before - timezone.now() < timedelta(minutes=6)
-    process_outbox_now()
-    assert len(list_commit_titles(hub, finished_run)) == 1
-
-
 def test_unreachable_hub_is_retried(hub: Hub, finished_run: Run, settings: Any) -> None:
     settings.HUB_ENDPOINT = "http://127.0.0.1:9"
     publications.publish_run(finished_run, "Asked.")
@@ -385,27 +338,6 @@ def test_release_processed_again_after_a_later_one_leaves_main_unchanged(hub: Hu
     assert failed.get().problem.startswith("Weights of a later step are on the Hub")
 
 
-def test_release_stays_after_its_checkpoint_was_deleted(site: Any, run: Run, node: Node, client: Client) -> None:
-    assert run.job
-    lease_job(run.job, node)
-    checkpoint = create_checkpoint(run.job, 10)
-    optimizer = storage.store_bytes(b"momenta")
-    checkpoint.manifest["files"].append(storage.build_file_reference(optimizer, "optimizer.pt").model_dump())
-    checkpoint.save()
-    checkpoint.blobs.add(optimizer)
-    publish_release(run, checkpoint, "10-percent")
-    assert publish_release(run, checkpoint, "10-percent") == Publication.objects.get()
-    create_checkpoint(run.job, 20)
-    run.job.state, run.job.finished_at = "done", timezone.now() - timedelta(days=9)
-    run.job.save()
-    storage.Blob.objects.update(created_at=timezone.now() - timedelta(days=9))
-    retention.delete_expired()
-    assert not Checkpoint.objects.filter(pk=checkpoint.pk).exists()
-    assert not storage.Blob.objects.filter(pk=optimizer.pk).exists()
-    answer = client.get(f"/runs/{run.pk}/weights/10-percent/checkpoints/step-00000010/model.safetensors")
-    assert b"".join(answer) == b"weights at 10"
-
-
 def test_publishing_without_hub_keeps_weights_on_the_site(site: Any, finished_run: Run, maintainer: User) -> None:
     assert not publications.is_connected()
     run_actions = actions.list_run_actions(maintainer, finished_run, is_maintainer=True)
@@ -426,13 +358,6 @@ def test_publish_action_is_for_maintainers_only(hub: Hub, finished_run: Run) -> 
     assert "publish" not in [
         action.name for action in actions.list_run_actions(author, finished_run, is_maintainer=False)
     ]
-
-
-def test_django_check_with_partial_hub_settings_warns(settings: Any) -> None:
-    settings.HUB_ORGANIZATION, settings.HF_TOKEN = "trains", ""
-    (warning,) = publications.check_hub_settings(None)
-    assert isinstance(warning, Warning)
-    assert warning.msg == "HUB_ORGANIZATION is set and HF_TOKEN is not: nothing is published."
 
 
 def test_long_upload_renews_its_claim(transactional_db: None) -> None:

@@ -10,8 +10,8 @@ from django.db import IntegrityError
 from django.test import Client
 
 from leaderboard import runs, tasks
-from leaderboard.models import Entry, Publication, Run, Track
-from leaderboard.publishing import release_finetunes, releases
+from leaderboard.models import Entry, Run, Track
+from leaderboard.publishing import release_finetunes
 from leaderboard.run_states import RunError
 from scheduler import leases, uploads
 from scheduler.models import Lease, Node
@@ -74,51 +74,6 @@ def test_each_release_starts_one_finetune_from_its_weights(
     assert (order.base.name, order.base.checkpoint.step) == (f"run-{followed_run.pk}", 100)
     for file in (order.base.run, *order.base.checkpoint.files):
         assert uploads.get_downloadable_blob(lease, file.sha256).size == file.size
-
-
-def test_last_release_starts_finetune_from_final_weights(followed_run: Run, follower_track: Track, node: Node) -> None:
-    finish_run(followed_run, node)
-    tasks.finetune_releases()
-    assert not list_finetunes(follower_track), "it is not published yet"
-    releases.publish_last_releases()
-    tasks.finetune_releases()
-    (finetune,) = list_finetunes(follower_track)
-    assert (finetune.start_run, finetune.start_checkpoint) == (followed_run, None)
-    assert finetune.release is not None
-    assert finetune.release.percent == 100
-
-
-def test_release_before_following_starts_no_finetune(followed_run: Run, follower_track: Track) -> None:
-    Track.objects.filter(pk=followed_run.track_id).update(releases=20)
-    send_milestone(followed_run, 10, 100)
-    send_milestone(followed_run, 20, 200)
-    follower_track.followed_track = None
-    follower_track.save()
-    follower_track.followed_track = followed_run.track
-    follower_track.save()
-    assert release_finetunes.start_finetunes() == 0
-    send_milestone(followed_run, 40, 400)
-    assert release_finetunes.start_finetunes() == 1
-    (finetune,) = list_finetunes(follower_track)
-    assert finetune.release == Publication.objects.get(name="40-percent")
-
-
-def test_run_finished_before_following_starts_no_finetune(followed_run: Run, follower_track: Track, node: Node) -> None:
-    finish_run(followed_run, node)
-    follower_track.followed_track = None
-    follower_track.save()
-    follower_track.followed_track = followed_run.track
-    follower_track.save()
-    releases.publish_last_releases()
-    assert Publication.objects.get().is_final
-    assert release_finetunes.start_finetunes() == 0
-
-
-def test_ladder_run_starts_no_finetune(followed_run: Run, follower_track: Track, node: Node) -> None:
-    Run.objects.filter(pk=followed_run.pk).update(purpose=Run.Purpose.LADDER)
-    finish_run(followed_run, node)
-    releases.publish_last_releases()
-    assert release_finetunes.start_finetunes() == 0
 
 
 def test_waiting_finetune_is_queued_by_next_task(followed_run: Run, follower_track: Track) -> None:

@@ -15,7 +15,6 @@ from leaderboard import initial_weights, run_jobs
 from leaderboard.job_handlers import replays, score
 from leaderboard.models import Publication, Run
 from leaderboard.publishing import releases
-from leaderboard.schedule import track_templates
 from scheduler import storage, uploads
 from scheduler.job_kinds import get_job_kind
 from scheduler.models import Checkpoint, Event, Lease, Node
@@ -77,19 +76,6 @@ def test_milestone_that_is_no_release_is_not_scored(long_run: Run) -> None:
     assert long_run.publications.exclude(score_job=None).get().name == "20-percent"
 
 
-def test_milestone_before_track_had_releases_is_not_scored(long_run: Run) -> None:
-    tracks = type(long_run.track).objects.filter(pk=long_run.track_id)
-    tracks.update(releases=0)
-    create_checkpoint(long_run.job, 50)  # type: ignore[arg-type]  # with run.json
-    send_milestone(long_run, 10, 100)
-    tracks.update(releases=10)
-    send_milestone(long_run, 10, 103, b"again")
-    assert score.queue_release_scores() == 0
-    send_milestone(long_run, 20, 200)
-    tracks.update(releases=0)
-    assert score.queue_release_scores() == 1, "it was a release when it was sent"
-
-
 @pytest.mark.parametrize(("milestones", "release_percent"), [(10, 7), (20, 50)])
 def test_track_with_incompatible_spacings_is_refused(long_run: Run, milestones: int, release_percent: int) -> None:
     track = long_run.track
@@ -111,11 +97,6 @@ def test_milestone_percent_is_the_smaller_spacing(
     track.milestones, track.releases = milestones, release_percent
     track.clean()
     assert track.milestone_percent == expected
-
-
-def test_milestone_outside_the_spacing_is_ignored(long_run: Run) -> None:
-    send_milestone(long_run, 15, 150)
-    assert list_publications(long_run) == []
 
 
 def test_milestone_of_ladder_run_or_other_track_is_ignored(long_run: Run) -> None:
@@ -170,13 +151,6 @@ def test_milestone_is_a_start_for_other_runs_but_not_for_resuming(long_run: Run)
     assert len(replays.list_stretches(long_run)) == 2
 
 
-def test_ladder_run_has_no_last_release(run: Run, node: Node) -> None:
-    type(run.track).objects.filter(pk=run.track_id).update(releases=10)
-    finish_run(run, node)
-    Run.objects.filter(pk=run.pk).update(purpose=Run.Purpose.LADDER)
-    assert releases.publish_last_releases() == []
-
-
 def test_finished_run_is_the_last_release(run: Run, node: Node) -> None:
     type(run.track).objects.filter(pk=run.track_id).update(releases=10)
     scored_run = finish_run(run, node)
@@ -199,11 +173,6 @@ def test_run_page_shows_release_progress(long_run: Run, client: Client) -> None:
     assert "passed without a checkpoint" in page  # 10
     assert "Next: 30 %, and so on to 100 %." in page
     assert "2.7700" in page
-
-
-def test_long_run_template_has_releases() -> None:
-    template = track_templates.TEMPLATES["long-run-8x80gb"]
-    assert (template["releases"], template["budget"]) == (10, "627B-tokens")
 
 
 @pytest.mark.django_db(transaction=True)

@@ -103,13 +103,6 @@ def test_interrupted_dataset_upload_sends_only_missing_shards(
     assert len(get_repository(hub, season).commits) == 4
 
 
-@pytest.mark.parametrize("corpus", ["files:/texts/*.txt", "slimpajama", "python-library"])
-def test_season_of_unlicensed_corpus_is_not_published(hub: Hub, season: Season, corpus: str) -> None:
-    Season.objects.update(corpus=corpus)
-    run_publish_task()
-    assert not OutboxMessage.objects.exists()
-
-
 def test_season_without_setting_or_files_is_not_published(hub: Hub, season: Season, settings: Any) -> None:
     settings.HUB_PUBLISH = ["record"]
     assert season_datasets.enqueue_seasons() == 0

@@ -12,8 +12,7 @@ from leaderboard.models import Run
 from leaderboard.publishing import publications, weights
 from scheduler import rate_limits, storage
 from scheduler.models import JobFile, Node
-from tests.leaderboard.conftest import create_checkpoint, finish_run
-from tests.support.node_jobs import lease_job
+from tests.leaderboard.conftest import finish_run
 
 STEP = "checkpoints/step-00000020"
 
@@ -40,16 +39,6 @@ def get_status(client: Client, address: str, **extra: Any) -> int:
     return response.status_code
 
 
-def test_weights_of_finished_run_can_be_downloaded(client: Client, finished_run: Run) -> None:
-    files = {file.path: read_content(client.get(file.url)) for file in weights.list_weight_files(finished_run)}
-    assert sorted(files) == [f"{STEP}/model.safetensors", "run.json", "source.tar", "tokenizer.json"]
-    assert files[f"{STEP}/model.safetensors"] == b"weights at 20"
-    response = client.get(f"/runs/{finished_run.pk}/weights/final/{STEP}/model.safetensors")
-    assert response["Content-Disposition"] == f'attachment; filename="run-{finished_run.pk}-model.safetensors"'
-    assert response["Content-Type"] == "application/octet-stream"
-    assert read_content(response) == b"weights at 20"
-
-
 def test_weights_download_supports_ranges(client: Client, finished_run: Run) -> None:
     address = f"/runs/{finished_run.pk}/weights/final/{STEP}/model.safetensors"
     partial = client.get(address, headers={"Range": "bytes=8-"})
@@ -70,14 +59,6 @@ def test_weights_download_of_optimizer_or_unknown_file_is_404(client: Client, fi
     assert client.get("/runs/987654/weights/final/run.json").status_code == 404
 
 
-def test_weights_of_training_run_are_404(client: Client, run: Run, node: Node) -> None:
-    assert run.job
-    lease_job(run.job, node)
-    create_checkpoint(run.job, 10)
-    assert weights.list_weight_files(run) == []
-    assert client.get(f"/runs/{run.pk}/weights/final/run.json").status_code == 404
-
-
 @pytest.mark.usefixtures("rate_limit_clock")
 def test_weights_downloads_per_address_are_rate_limited(
     client: Client, finished_run: Run, monkeypatch: pytest.MonkeyPatch
@@ -89,11 +70,6 @@ def test_weights_downloads_per_address_are_rate_limited(
     assert 0 < int(response["Retry-After"]) <= 3600
     assert response.content.startswith(b"Too many requests from this IP address.")
     assert get_status(client, address, REMOTE_ADDR="203.0.113.9") == 200
-
-
-def test_run_page_links_to_weights(client: Client, finished_run: Run) -> None:
-    page = client.get(f"/runs/{finished_run.pk}/").content.decode()
-    assert f'href="/runs/{finished_run.pk}/weights/final/{STEP}/model.safetensors"' in page
 
 
 def test_sharded_weights_are_downloadable_by_file(client: Client, finished_run: Run) -> None:

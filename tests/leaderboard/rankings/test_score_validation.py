@@ -7,7 +7,6 @@ import pytest
 from django.test import Client
 
 from leaderboard import runs
-from leaderboard.job_handlers import train
 from leaderboard.models import Run
 from leaderboard.run_states import RunError, RunEvent, apply_event
 from scheduler import storage, transitions
@@ -116,15 +115,6 @@ def test_score_of_untrusted_node_is_not_stored(run: Run, node: Node) -> None:
     assert (run.state, run.bits_per_byte) == ("failed", None)
 
 
-def test_model_failure_is_shown_and_cannot_be_retried(run: Run, node: Node) -> None:
-    assert run.job
-    transitions.fail_job(run.job, "site", "model", "The loss became NaN at step 12.\x00")
-    run.refresh_from_db()
-    assert (run.state, run.cause, run.reason) == ("failed", "model", "The loss became NaN at step 12.")
-    with pytest.raises(RunError, match="because of the infrastructure"):
-        runs.retry_run(run, actor="mara")
-
-
 def test_infrastructure_failure_can_be_retried_with_same_seed(run: Run, node: Node) -> None:
     assert run.job
     seed = run.seed
@@ -153,13 +143,6 @@ def test_failed_scoring_can_be_retried(run: Run, node: Node) -> None:
     assert run.state == "finished"
 
 
-def test_rerun_creates_run_with_another_seed(run: Run, node: Node) -> None:
-    finish_run(run, node)
-    second_run = runs.rerun(run, actor="mara")
-    assert (second_run.state, second_run.entry) == ("queued", run.entry)
-    assert second_run.seed != run.seed
-
-
 @pytest.mark.parametrize("missing", ["checkpoint", "run.json"])
 def test_result_of_run_without_files_is_refused(run: Run, node: Node, missing: str) -> None:
     assert run.job
@@ -179,13 +162,6 @@ def test_training_reported_done_twice_queues_one_score_job(run: Run, node: Node)
     assert Job.objects.filter(kind="score").count() == 1
 
 
-def test_resolved_config_of_node_is_stored(run: Run, node: Node) -> None:
-    finish_run(run, node)
-    train.store_configurations()
-    run.refresh_from_db()
-    assert run.config == {"format": 1, "arch": "smear"}
-
-
 def test_cancellation_after_half_the_budget_counts_for_entry(run: Run, node: Node) -> None:
     assert run.job
     lease_job(run.job, node)
@@ -194,20 +170,6 @@ def test_cancellation_after_half_the_budget_counts_for_entry(run: Run, node: Nod
     run.refresh_from_db()
     assert run.state == "cancelled"
     assert run.reason == "Cancelled by mara. With 50% of its budget used it counts as an attempt of its entry."
-
-
-def test_waiting_run_is_cancelled_at_once(run: Run) -> None:
-    waiting_run = runs.make_run(run.entry, run.track)
-    runs.cancel_run(waiting_run, "No longer wanted.", "mara")
-    assert (waiting_run.state, waiting_run.reason) == ("cancelled", "No longer wanted.")
-
-
-def test_queued_run_is_cancelled_with_its_job(run: Run) -> None:
-    runs.cancel_run(run, "No longer wanted.", "mara")
-    run.refresh_from_db()
-    assert run.state == "cancelled"
-    assert run.job
-    assert run.job.state == Job.State.CANCELLED
 
 
 def test_state_change_from_stale_row_is_rejected(run: Run) -> None:

@@ -12,7 +12,6 @@ from scheduler.job_kinds import get_job_kind
 from scheduler.models import Job, Node
 from tests.leaderboard.conftest import create_checkpoint
 from tests.support.node_jobs import finish_job, lease_job, requeue_job
-from trainer import protocol
 
 
 def build_reading(speed: float) -> dict[str, Any]:
@@ -87,13 +86,6 @@ def test_interrupted_run_has_void_seconds(run: Run, node: Node) -> None:
     requeue_job(first)
     finish_training(run, node, 1000, 1000)
     assert run.seconds_void == "It was interrupted, and its nodes' speed is known for the last part only."
-
-
-def test_train_order_has_probe_of_track(run: Run) -> None:
-    assert run.job
-    order = get_job_kind(run.job).build_order(run.job, None)
-    assert isinstance(order, protocol.TrainOrder)
-    assert order.probe == protocol.ProbeSpec(seconds=2.0, width=128, sequence_length=64, batch=8)
 
 
 def test_run_on_track_without_probes_has_void_seconds(run: Run, node: Node) -> None:

@@ -16,14 +16,12 @@ from django_celery_beat.tzcrontab import TzAwareCrontab
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from icalendar import Calendar
-from pytest_django import DjangoAssertNumQueries
 
 from dailytrain import schedule
 from leaderboard.models import Month, Night, Run, Track
 from leaderboard.schedule import calendar, due_times, nightly
 from leaderboard.views.calendar import Bar, build_bars
 from scheduler.models import Node
-from tests.leaderboard.conftest import Repository
 from tests.support import scene
 
 pytestmark = pytest.mark.django_db
@@ -41,13 +39,6 @@ def reschedule(task: str, **fields: Any) -> None:
 
 
 # --- upcoming runs ---------------------------------------------------------------------------------------------------
-
-
-def test_upcoming_nightly_is_listed_each_day_at_its_hour(beat_schedule: None, track: Track) -> None:
-    upcoming = calendar.list_upcoming(NOW)
-    assert [event.begins for event in upcoming] == [NOW.replace(hour=20) + number * DAY for number in range(35)]
-    assert {event.title for event in upcoming} == {"Nightly train of main, Small"}
-    assert upcoming[0].ends - upcoming[0].begins == timedelta(seconds=track.expected_seconds)
 
 
 def test_upcoming_list_skips_tonight_after_it_started(beat_schedule: None, track: Track) -> None:
@@ -114,24 +105,6 @@ def get_page_text(client: Client) -> str:
     return " ".join(client.get("/calendar/").content.decode().split())
 
 
-def test_calendar_page_with_fitting_node_shows_start(
-    beat_schedule: None, track: Track, capable_node: Node, client: Client
-) -> None:
-    page = get_page_text(client)
-    assert "is-due-leaves" in page
-    assert "1 node online can take it." in page
-
-
-@time_machine.travel(NOW, tick=False)
-def test_calendar_page_without_fitting_node_shows_wait(
-    beat_schedule: None, track: Track, capable_node: Node, client: Client
-) -> None:
-    Track.objects.update(needs_labels=["1x80gb"])
-    page = get_page_text(client)
-    assert "is-due-waits" in page
-    assert "Needs a node with a GPU of 80 GB, and none is online. It will wait until one is." in page
-
-
 @time_machine.travel(NOW, tick=False)
 def test_calendar_page_with_running_night_shows_no_second_run(
     beat_schedule: None, track: Track, capable_node: Node, client: Client
@@ -142,21 +115,6 @@ def test_calendar_page_with_running_night_shows_no_second_run(
     assert "is-due-stays" in page
     assert f'<a href="/runs/{night.run_id}/">The run of an earlier night</a> is still training' in page
     assert "so tonight’s run starts when it has ended" in page
-
-
-@time_machine.travel(NOW, tick=False)
-def test_calendar_page_with_broken_main_shows_the_fault(
-    beat_schedule: None, track: Track, capable_node: Node, main_repository: Repository, client: Client
-) -> None:
-    main_repository.commit("Broken", {"trainer/models/__init__.py": "ARCHITECTURES = {\n"})
-    nightly.start_nightly_runs(timezone.now() - DAY)
-    page = get_page_text(client)
-    assert "is-due-baseline" in page
-    assert "main could not be trained last time: trainer/models/__init__.py is not valid Python." in page
-
-
-def test_calendar_page_without_schedule_shows_a_message(track: Track, client: Client) -> None:
-    assert "No nightly run is scheduled" in get_page_text(client)
 
 
 # --- weeks, past nights, hours ---------------------------------------------------------------------------------------
@@ -213,19 +171,6 @@ def test_calendar_page_shows_past_nights_with_results(beat_schedule: None, clien
     assert f'<a href="/runs/{night["best"].pk}/">2.0412</a>' in page
     assert "Nothing is trained." in page
     assert page.count("is-today") == 1
-
-
-def test_calendar_page_takes_constant_queries(
-    beat_schedule: None, client: Client, django_assert_max_num_queries: DjangoAssertNumQueries
-) -> None:
-    night = scene.create_night_board()
-    for number in range(12):
-        date = timezone.now().date() - number * DAY
-        run = scene.create_run(night["main"], seed=500 + number, state="finished", bits_per_byte=2.0)
-        Night.objects.create(date=date, track=night["track"], run=run, sentence="main has moved.")
-        Month.objects.create(date=date.replace(day=1) - number * DAY, track=night["track"], sentence="x").runs.add(run)
-    with django_assert_max_num_queries(27):
-        client.get("/calendar/")
 
 
 def test_calendar_page_draws_track_hours_of_the_week(beat_schedule: None, track: Track, client: Client) -> None:

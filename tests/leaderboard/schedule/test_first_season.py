@@ -69,13 +69,6 @@ def test_bootstrap_site_creates_entries_and_runs_once(architectures_on_main: Non
     assert Run.objects.count() == 4
 
 
-def test_bootstrap_site_with_main_only_creates_one_entry(architectures_on_main: None) -> None:
-    run_command("bootstrap_site", main_only=True)
-    assert Entry.objects.get().kind == "main"
-    run_command("bootstrap_site")
-    assert Entry.objects.count() == 4
-
-
 def test_other_architectures_wait_until_the_first_run_is_over(architectures_on_main: None) -> None:
     run_command("bootstrap_site", main_only=True)
     assert not first_season.enter_after_first_run()
@@ -92,14 +85,6 @@ def test_other_architectures_are_not_entered_in_a_later_season(architectures_on_
     Season.objects.update(name="Season 1")
     assert first_season.enter_after_first_run()
     assert Entry.objects.get().kind == "main"
-
-
-def test_first_season_is_small_and_the_same_on_every_machine(architectures_on_main: None) -> None:
-    run_command("bootstrap_site")
-    track = Track.objects.select_related("season").get()
-    assert (track.season.corpus, track.season.limit_bytes) == ("python-docs", None)
-    budgets = sum(track.ladder["rungs"]) * track.ladder["seeds"]
-    assert (track.expected_seconds, budgets) == (30, 11.25), "first score and ladder in minutes"
 
 
 def test_bootstrap_site_with_superuser_creates_administrator(architectures_on_main: None) -> None:
@@ -189,13 +174,6 @@ def test_track_with_an_unknown_benchmark_is_refused(track: Track) -> None:
         track.full_clean()
 
 
-def test_prepare_season_with_missing_corpus_fails_in_one_line(site: Any) -> None:
-    Season.objects.create(name="Lost", corpus="files:/nowhere/*.txt", tokenizer="bpe:300")
-    with pytest.raises(CommandError, match="/nowhere") as failure:
-        run_command("prepare_season", verbosity=0)
-    assert "\n" not in str(failure.value)
-
-
 def test_submit_entry_command_with_approve_queues_run(track: Track, main_repository: Repository) -> None:
     output = run_command(
         "submit_entry", str(main_repository.path), "main", "--title", "Smeared", "--arch", "smear", "--approve"
@@ -219,13 +197,6 @@ def test_submit_entry_command_with_invalid_arguments_fails(
 ) -> None:
     with pytest.raises(CommandError, match=message):
         run_command("submit_entry", str(main_repository.path), "main", "--title", "x", *arguments)
-
-
-def test_bootstrapped_track_passes_validation(architectures_on_main: None) -> None:
-    run_command("bootstrap_site")
-    track = Track.objects.get()
-    track.full_clean()
-    assert (track.slug, track.seeds, len(track.rungs())) == ("small", 3, 4)
 
 
 def test_bootstrapped_ladder_is_queued_after_entries(architectures_on_main: None, small_corpus: Path) -> None:

@@ -83,12 +83,6 @@ def test_ladder_run_of_any_age_pauses_for_a_night_and_goes_on(
     assert again.job.checkpoints.get().step == 3
 
 
-def test_ladder_with_queued_runs_queues_no_more(baseline: Entry, track: Track) -> None:
-    ladder.fill_ladder(track)
-    assert ladder.fill_ladder(track) == 0
-    assert len(list_ladder_runs(track)) == ladder.WAITING_AT_ONCE
-
-
 def test_ladder_fills_to_seeds_times_rungs(baseline: Entry, track: Track, node: Node) -> None:
     finish_ladder(track, node)
     assert list_ladder_runs(track) == [(f"{steps}steps", seed) for steps in (10, 20, 40) for seed in (1, 2)] + [
@@ -194,12 +188,6 @@ def test_ladder_without_prerequisite_queues_nothing(baseline: Entry, track: Trac
     assert not Run.objects.filter(purpose="ladder").exists()
 
 
-def test_wall_time_limit_of_larger_rung_is_longer(track: Track) -> None:
-    track.ladder = RUNGS
-    assert track.training_limits(track.part("40steps")).wall_seconds == 2 * track.training_limits().wall_seconds
-    assert track.training_limits(track.part("5steps")).wall_seconds == track.training_limits().wall_seconds
-
-
 @pytest.mark.parametrize(
     ("rungs", "message"),
     [
@@ -229,12 +217,3 @@ def test_missing_budgets_fill_each_rung_exactly(seeds: int, budgets: list[str], 
     assert missing == sorted(missing, key=budgets.index)
     for budget in budgets:
         assert max(existing.get(budget, 0), seeds) == existing.get(budget, 0) + missing.count(budget)
-
-
-@given(st.sets(st.integers(0, 30)))
-def test_free_seeds_are_the_lowest_unused(used: set[int]) -> None:
-    seeds = ladder.iterate_free_seeds(used)
-    first, second = next(seeds), next(seeds)
-    assert 1 <= first < second
-    assert not {first, second} & used
-    assert set(range(1, first)) <= used

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -21,15 +21,8 @@ NOW = timezone.now()
 
 
 @pytest.fixture
-def track(tmp_path: Any, settings: Any) -> Track:
+def track() -> Track:
     """A track with a full ladder and monthly runs for two entries."""
-    settings.STORAGES = {
-        **settings.STORAGES,
-        "default": {
-            "BACKEND": "django.core.files.storage.FileSystemStorage",
-            "OPTIONS": {"location": str(tmp_path / "storage")},
-        },
-    }
     monthly_track, baseline = boards.create_ladder_track(monthly=2, nightly=False)
     boards.fill_ladder(baseline)
     return monthly_track
@@ -84,13 +77,6 @@ def test_monthly_runs_do_not_start_while_last_ones_run(track: Track) -> None:
     assert [run.entry.title for run in third.runs.all()] == ["Better"], "the baseline already ran with this budget"
 
 
-def test_monthly_runs_skip_entries_scored_before_last_month(track: Track) -> None:
-    create_scored_entry(track, "Old", 1.5, days_ago=40)
-    month = start_this_month()
-    assert month.sentence == "No new entry was scored since the last month: no runs start."
-    assert not month.runs.exists()
-
-
 def test_monthly_runs_include_only_best_commit_of_main(track: Track) -> None:
     create_scored_entry(track, "main, Monday", 1.3, kind=Entry.Kind.MAIN)
     create_scored_entry(track, "main, Tuesday", 1.4, kind=Entry.Kind.MAIN)
@@ -103,11 +89,6 @@ def test_monthly_runs_skip_disputed_and_withdrawn_entries(track: Track) -> None:
     create_scored_entry(track, "Disputed", 1.5).runs.update(trust=Run.Trust.DISPUTED)
     create_scored_entry(track, "Withdrawn", 1.4, state=Entry.State.WITHDRAWN)
     assert not start_this_month().runs.exists()
-
-
-def test_monthly_message_without_fitting_node_names_the_obstacle(track: Track) -> None:
-    create_scored_entry(track, "Best", 1.5)
-    assert start_this_month().sentence.endswith("none is online. It starts as soon as one is.")
 
 
 def test_monthly_runs_do_not_change_standings(track: Track) -> None:
@@ -132,15 +113,6 @@ def test_monthly_task_tries_again_after_an_exception(track: Track, monkeypatch: 
     monkeypatch.setattr(monthly, "start_month", fail_once)
     monthly_task.apply()
     assert Month.objects.count() == 1
-
-
-def test_monthly_runs_need_active_season_and_setting(track: Track) -> None:
-    Track.objects.update(monthly=0)
-    assert monthly.start_monthly_runs(NOW) == []
-    Track.objects.update(monthly=1)
-    track.season.active = False
-    track.season.save()
-    assert monthly.start_monthly_runs(datetime(2026, 1, 1, tzinfo=UTC)) == []
 
 
 def test_month_counts_from_the_first_score_not_from_earlier_failures(track: Track) -> None:

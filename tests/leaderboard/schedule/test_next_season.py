@@ -14,7 +14,7 @@ from leaderboard.models import Entry, Run, Season, SeasonFile, Track
 from leaderboard.schedule import next_season
 from leaderboard.submissions import intake
 from scheduler import storage
-from scheduler.models import Blob, Event, Node
+from scheduler.models import Event, Node
 from tests.leaderboard.conftest import Repository, finish_run
 from tests.support import scene
 
@@ -87,23 +87,6 @@ def test_season_that_ended_is_refused_and_tracks_stay(track: Track, corpus: str)
         create_season("Season 1", *arguments)
     track.refresh_from_db()
     assert track.season.name == "Season 2"
-
-
-def test_season_without_task_data_does_not_begin(track: Track, corpus: str, tmp_path: Path) -> None:
-    folder = tmp_path / "evaluation"
-    arguments = ["--corpus", corpus, "--tokenizer", "bpe:300", "--suite", "blimp_sample,piqa,copa"]
-    (folder / "piqa").mkdir(parents=True)
-    (folder / "piqa" / "validation.jsonl.gz").write_bytes(b"questions")
-    with pytest.raises(CommandError, match=r"^No evaluation data of copa, so Season 1 does not begin\."):
-        create_season("Season 1", *arguments, "--eval-data", str(folder))
-    season = Season.objects.get(name="Season 1")
-    assert (season.active, season.is_prepared, Season.objects.current()) == (False, False, track.season)
-    (folder / "copa").mkdir()
-    (folder / "copa" / "validation.jsonl.gz").write_bytes(b"more questions")
-    assert "1 tracks continue" in create_season("Season 1", *arguments, "--eval-data", str(folder))
-    stored = {file.path: file for file in season.get_evaluation_files(["piqa", "copa"])}
-    assert storage.read_blob(Blob.objects.get(pk=stored["copa/validation.jsonl.gz"].sha256)) == b"more questions"
-    assert season.list_missing_tasks(["blimp_sample", "piqa", "copa"]) == []
 
 
 def test_season_stays_current_until_next_is_prepared(track: Track, corpus: str) -> None:

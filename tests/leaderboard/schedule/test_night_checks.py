@@ -19,7 +19,6 @@ from django.core.management import CommandError, call_command
 from django.test import Client
 from django.utils import timezone
 from django_celery_beat.models import PeriodicTask
-from pytest_django import Settings
 
 from dailytrain import schedule
 from dailytrain.celery import app
@@ -31,7 +30,7 @@ from scheduler import signing, storage
 from scheduler.models import Node
 from tests.support import scene
 from tests.support.paths import REPOSITORY
-from tests.support.waits import WAIT_SECONDS, wait_until
+from tests.support.waits import WAIT_SECONDS
 
 pytestmark = [pytest.mark.processes, pytest.mark.django_db]
 
@@ -108,11 +107,6 @@ def test_worker_check_without_worker_is_missing(broker: Celery, track: Track) ->
     assert find_check(track, "Worker") == ("missing", "No worker answers. Start `celery -A dailytrain worker`.")
 
 
-def test_worker_check_with_worker_is_ok(worker: None, track: Track) -> None:
-    # A busy worker may answer later than the check waits.
-    wait_until(lambda: find_check(track, "Worker") == ("ok", "1 worker answered."))
-
-
 @pytest.mark.slow
 def test_worker_check_without_redis_is_missing(broker: Celery, track: Track, tmp_path: Path) -> None:
     broker.conf.broker_url = f"redis+socket://{tmp_path}/no.sock"
@@ -158,15 +152,6 @@ def test_baseline_check_needs_ladder_and_approved_baseline(track: Track) -> None
     assert "is withdrawn. Choose or approve one" in find_check(track, "Baseline and ladder")[1]
     Entry.objects.update(state=Entry.State.APPROVED)
     assert find_check(track, "Baseline and ladder") == ("ok", "The baseline of Season 0 is main.")
-
-
-def test_node_check_names_what_online_nodes_lack(track: Track, capable_node: Node) -> None:
-    Track.objects.update(limits={"disk_bytes": 2**41})
-    assert find_check(track, "Node")[1].endswith("Missing is one with 2199 GB of free disk.")
-    Track.objects.update(limits={})
-    assert find_check(track, "Node")[0] == "ok"
-    Node.objects.update(state=Node.State.OFFLINE)
-    assert "No node is online" in find_check(track, "Node")[1]
 
 
 def test_hours_check_compares_lending_hours_with_the_night(
@@ -231,15 +216,6 @@ def test_suite_check_lists_tasks_without_stored_data(track: Track, node: Node) -
     assert find_check(track, "Evaluation data") == ("ok", "Season 0 has the data of blimp_sample.")
 
 
-def test_key_check_creates_no_key(track: Track, site: Settings) -> None:
-    assert find_check(track, "Signing key")[0] == "ok"
-    scene.create_node()
-    assert find_check(track, "Signing key")[0] == "missing"
-    assert not Path(site.SIGNING_KEY).exists()
-    signing.get_public_key()
-    assert find_check(track, "Signing key")[0] == "ok"
-
-
 # --- command, page, calendar -----------------------------------------------------------------------------------------
 
 
@@ -264,11 +240,6 @@ def test_check_night_command_without_scorer_fails(ready_track: Track, output: St
         call_command("check_night", "small", stdout=output)
     assert failure.value.returncode == 1
     assert "missing             Trusted scorer" in output.getvalue()
-
-
-def test_check_night_command_for_unknown_track_lists_tracks(track: Track) -> None:
-    with pytest.raises(CommandError, match=r"There is no track night\. Tracks: small\."):
-        call_command("check_night", "night")
 
 
 def test_check_night_command_without_track_checks_nightly_tracks(ready_track: Track, output: StringIO) -> None:

@@ -40,19 +40,6 @@ def test_first_night_queues_main_as_approved_entry(monday_night: Night, main_rep
     assert run.entry.runs.count() == 1
 
 
-def test_night_starts_once(monday_night: Night) -> None:
-    assert nightly.start_nightly_runs(MONDAY + timedelta(hours=3)) == []
-    assert Run.objects.count() == Night.objects.count() == 1
-
-
-def test_night_after_new_commit_trains_it(finished_monday_night: Night, main_repository: Repository) -> None:
-    sha = main_repository.commit("Faster", {"trainer/models/gpt.py": "class Model:\n    depth = 2\n"})
-    night = start_night(TUESDAY)
-    assert night.run
-    assert (night.run.entry.sha, night.run.purpose) == (sha, "nightly")
-    assert "main has moved" in night.sentence
-
-
 def test_night_without_new_commit_trains_seed_of_baseline(finished_monday_night: Night, node: Node) -> None:
     first = start_night(TUESDAY)
     assert first.run
@@ -94,12 +81,6 @@ def test_first_night_of_new_season_trains_main_once(finished_monday_night: Night
     assert (night.run.entry.sha, night.run.season) == (finished_monday_night.sha, season)
     finish_run(night.run, node)
     assert "main has not moved" in start_night(TUESDAY + timedelta(days=1)).sentence
-
-
-def test_first_night_with_main_as_baseline_trains_no_new_run(finished_monday_night: Night) -> None:
-    assert finished_monday_night.run
-    begin_second_season(finished_monday_night, finished_monday_night.run.entry)
-    assert "main has not moved" in start_night(TUESDAY).sentence
 
 
 def begin_training(night: Night, node: Node) -> Run:
@@ -377,39 +358,12 @@ def test_night_with_unreachable_main_trains_baseline(finished_monday_night: Nigh
     assert "There is no repository" in night.sentence
 
 
-def test_first_night_of_season_pins_main_as_baseline(monday_night: Night) -> None:
-    assert monday_night.run
-    assert Season.objects.get().baseline == monday_night.run.entry
-    assert Event.objects.filter(sentence=f"Baseline pinned: {monday_night.run.entry}.").count() == 1
-
-
-def test_later_night_keeps_the_baseline(finished_monday_night: Night, main_repository: Repository) -> None:
-    main_repository.commit("Faster", {"trainer/models/gpt.py": "class Model:\n    depth = 2\n"})
-    start_night(TUESDAY)
-    assert finished_monday_night.run
-    assert Season.objects.get().baseline == finished_monday_night.run.entry
-
-
-def test_night_without_baseline_or_new_commit_trains_nothing(monday_night: Night, node: Node) -> None:
-    assert monday_night.run
-    finish_run(monday_night.run, node)
-    Season.objects.update(baseline=None)
-    night = start_night(TUESDAY)
-    assert night.run is None
-    assert night.sentence.endswith("has no baseline yet: nothing is trained.")
-
-
 def test_night_with_rejected_main_trains_nothing(track: Track, main_repository: Repository) -> None:
     entry = intake.submit_entry(str(main_repository.path), "main", "x", "gpt", track)
     Entry.objects.filter(pk=entry.pk).update(state=Entry.State.REJECTED, variant=Entry.MAIN_VARIANT)
     night = start_night(MONDAY)
     assert night.run is None
     assert "is rejected" in night.sentence
-
-
-def test_night_of_track_that_is_not_nightly_does_not_start(track: Track) -> None:
-    Track.objects.update(nightly=False)
-    assert nightly.start_nightly_runs(MONDAY) == []
 
 
 def test_nightly_task_tries_again_after_an_exception(track: Track, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -423,12 +377,6 @@ def test_nightly_task_tries_again_after_an_exception(track: Track, monkeypatch: 
     monkeypatch.setattr(nightly, "read_main", fail_once)
     nightly_task.apply()
     assert Night.objects.get().run
-
-
-def test_nightly_task_starts_one_night(track: Track) -> None:
-    nightly_task()
-    nightly_task()
-    assert Night.objects.count() == 1
 
 
 def test_night_does_not_train_an_entry_that_someone_made_of_its_commit(

@@ -225,12 +225,6 @@ def test_preparation_by_coordinator_is_forbidden(client: Client, season: Season,
     assert not OutboxMessage.objects.exists()
 
 
-def test_preparation_by_get_request_is_not_allowed(maintainer_client: Client, season: Season) -> None:
-    for name in ("prepare", "cancel"):
-        assert maintainer_client.get(f"/admin/leaderboard/season/{season.pk}/{name}/").status_code == 405
-    assert not OutboxMessage.objects.exists()
-
-
 # --- killed processes ------------------------------------------------------------------------------------------------
 
 

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import json
-from io import StringIO
-from pathlib import Path
-
 import pytest
 from django.contrib.auth.models import Group, User
 from django.core.exceptions import ValidationError
-from django.core.management import CommandError, call_command
 
 from leaderboard import run_jobs, runs
 from leaderboard.models import Entry, Run, Track
@@ -19,8 +14,6 @@ from leaderboard.submissions.intake import IntakeError
 from scheduler import storage
 from scheduler.models import Job, Node
 from tests.leaderboard.conftest import Repository, finish_run
-from trainer.config.parsing import parse_config
-from trainer.config.resolve import resolve_config
 
 GB = 10**9
 
@@ -156,30 +149,3 @@ def test_template_track_builds_a_valid_train_job(name: str, proposed_entry: Entr
     assert 0 < job["checkpoint_seconds"] <= 900
     names = [label for label in template_track.needs_labels if not label.endswith("gb")]
     assert job["needs_labels"] == names, "only labels of GPU names remain"
-
-
-@pytest.mark.parametrize("name", track_templates.TEMPLATES)
-def test_template_trains_in_bf16_unless_for_16_gb_gpus(name: str) -> None:
-    template = track_templates.TEMPLATES[name]
-    expected = None if template["needs_labels"] in (["1x16gb"], ["1x8gb"]) else "bf16"
-    assert template["config"]["train"].get("precision") == expected
-
-
-@pytest.mark.parametrize("name", track_templates.TEMPLATES)
-def test_template_resolves_on_cuda(name: str, tmp_path: Path) -> None:
-    template = track_templates.TEMPLATES[name]
-    file = tmp_path / "config.json"
-    file.write_text(json.dumps({"budget": template["budget"], **template["config"]}))
-    resolved = resolve_config(parse_config(["--config", str(file), "--out", str(tmp_path)]), "cuda")
-    assert (resolved.precision, resolved.muon_precision, resolved.compile) == ("bf16", "bf16", True)
-    assert resolved.micro_batch == template["config"]["train"]["micro_batch"]
-
-
-def test_create_track_command_prints_track_and_refuses_duplicate(track: Track) -> None:
-    output = StringIO()
-    call_command("create_track", "tune-1b5-2x24gb", stdout=output)
-    assert output.getvalue() == "1.5 billion on two cards of 24 GB: /tracks/tune-1b5-2x24gb/, needs 2x24gb\n"
-    with pytest.raises(CommandError, match="Choose another --slug"):
-        call_command("create_track", "tune-1b5-2x24gb")
-    call_command("create_track", "tune-1b5-2x24gb", "--slug", "second", "--name", "Again", stdout=output)
-    assert Track.objects.get(slug="second").name == "Again"

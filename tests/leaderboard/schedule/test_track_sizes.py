@@ -7,7 +7,6 @@ import math
 import pytest
 from django.contrib.auth.models import User
 
-from benchmarks import track_sizes
 from leaderboard import run_jobs, runs, scoring_work
 from leaderboard.actions import perform_run_action
 from leaderboard.models import Entry, Run, Season, SeasonFile, TracedGraph, Track
@@ -22,7 +21,6 @@ from trainer.accounting.training_size import (
     KEPT_ON_SERVER,
     compute_model_size,
     estimate_memory,
-    estimate_scoring_memory,
 )
 from trainer.scoring.benchmark_tasks import NAMES
 
@@ -56,18 +54,6 @@ def test_template_has_devices_suite_seconds_and_ladder(name: str) -> None:
         assert "trial" not in template, "the ladder would have runs of smaller models"
         assert 1 in template["ladder"]["rungs"]
         assert template["ladder"]["seeds"] >= 2, "sigma is estimated from replicates"
-
-
-@pytest.mark.parametrize(("name", "label"), [("night-h100", "1xh100"), ("night-h200", "1xh200")])
-def test_night_template_has_gpu_label_and_monthly_runs(name: str, label: str) -> None:
-    assert label in TEMPLATES[name]["needs_labels"]
-    assert (TEMPLATES[name]["nightly"], TEMPLATES[name]["monthly"]) == (True, 3)
-
-
-def test_pull_request_template_takes_one_to_three_h100_hours() -> None:
-    template = TEMPLATES["playground-h100"]
-    assert template["kind"] == Track.Kind.PLAYGROUND
-    assert 3600 <= template["expected_seconds"] * template["config"]["devices"] <= 3 * 3600
 
 
 @pytest.mark.django_db
@@ -128,24 +114,6 @@ def test_score_of_larger_graph_gets_more_time(track: Track) -> None:
     assert 3 * usual < run_jobs.build_score_job(run, ())["limits"]["wall_seconds"] < 5 * usual
 
 
-def test_night_template_can_be_scored_on_16_gb_gpu() -> None:
-    size = compute_template_size(TEMPLATES["night-h100"])
-    assert sum(estimate_scoring_memory(size, 2048).values()) < 16e9
-
-
-@pytest.mark.django_db
-def test_pull_request_track_is_the_h100_playground_first(track: Track) -> None:
-    for name in ("playground-16gb", "playground-h100"):
-        create_track(name, track.season)
-    track_for_pull_requests = Track.objects.for_pull_requests()
-    assert track_for_pull_requests is not None
-    assert track_for_pull_requests.slug == "playground-h100"
-
-
-def test_written_size_table_is_up_to_date() -> None:
-    assert track_sizes.FILE.read_text() == track_sizes.render_table()
-
-
 @pytest.mark.django_db
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_template_limits_leave_room_for_its_checkpoints(name: str, track: Track) -> None:
@@ -180,17 +148,6 @@ def test_night_template_fits_24_hours_from_departure_to_departure(proposed_entry
     taken = template_track.expected_seconds + score + uploaded + starts
     assert taken < 23 * 3600
     assert taken + 2 * 3600 + lost < 25 * 3600
-
-
-@pytest.mark.django_db
-def test_upload_interval_depends_on_checkpoint_size(proposed_entry: Entry) -> None:
-    small = create_track("ci-16gb", proposed_entry.track.season)
-    assert run_jobs.get_upload_seconds(runs.make_run(proposed_entry, small)) is None, "all of its checkpoints are sent"
-    long = create_track("long-run-8x80gb", proposed_entry.track.season)
-    assert run_jobs.get_upload_seconds(runs.make_run(proposed_entry, long)) == 9 * 3600
-    unknown = create_track("ci-16gb", proposed_entry.track.season, slug="unknown")
-    unknown.config = {**unknown.config, "model": {"width": 64}}
-    assert run_jobs.get_upload_seconds(runs.make_run(proposed_entry, unknown)) is None
 
 
 def test_job_needs_the_disk_of_its_dataset(proposed_entry: Entry) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from django.contrib.auth.models import User
 
-from leaderboard.models import Entry, Run, Season, Track
+from leaderboard.models import Entry, Season, Track
 from leaderboard.runs import queue_waiting
 from leaderboard.submissions import intake
 from leaderboard.submissions.intake import IntakeError
@@ -48,22 +48,6 @@ def test_pushed_commit_is_a_new_unapproved_entry(
     assert Job.objects.get().entry_id == reviewed_entry.bundle_id != pushed_entry.bundle_id
 
 
-def test_approval_twice_creates_one_run(proposed_entry: Entry, maintainer: User) -> None:
-    assert intake.approve_entry(proposed_entry, proposed_entry.sha, maintainer) == intake.approve_entry(
-        proposed_entry, proposed_entry.sha, maintainer
-    )
-    assert Job.objects.count() == Run.objects.count() == 1
-
-
-def test_approval_queues_the_waiting_run(proposed_entry: Entry, maintainer: User) -> None:
-    from leaderboard.runs import make_run
-
-    waiting_run = make_run(proposed_entry, proposed_entry.track)
-    assert intake.approve_entry(proposed_entry, proposed_entry.sha, maintainer) == [waiting_run]
-    waiting_run.refresh_from_db()
-    assert waiting_run.state == "queued"
-
-
 def test_approved_entry_of_maintainer_has_higher_priority(
     main_repository: Repository, track: Track, maintainer: User
 ) -> None:
@@ -73,17 +57,6 @@ def test_approved_entry_of_maintainer_has_higher_priority(
     )
     jobs = [intake.approve_entry(entry, entry.sha, maintainer)[0].job for entry in (community_entry, maintainer_entry)]
     assert [job.priority for job in jobs if job] == [Job.Priority.COMMUNITY, Job.Priority.MAINTAINER]
-
-
-def test_rejection_needs_a_reason_and_is_final(proposed_entry: Entry, maintainer: User) -> None:
-    with pytest.raises(IntakeError, match="needs a reason"):
-        intake.reject_entry(proposed_entry, " ", maintainer)
-    intake.reject_entry(proposed_entry, "It opens a socket.", maintainer)
-    intake.reject_entry(proposed_entry, "It opens a socket.", maintainer)
-    assert (proposed_entry.state, proposed_entry.reason) == ("rejected", "It opens a socket.")
-    with pytest.raises(IntakeError, match="is rejected, so it cannot be approved"):
-        intake.approve_entry(proposed_entry, proposed_entry.sha, maintainer)
-    assert Event.objects.about(proposed_entry).count() == 2
 
 
 def test_approved_entry_can_be_withdrawn_but_not_rejected(proposed_entry: Entry, maintainer: User) -> None:

@@ -66,11 +66,6 @@ def test_parsed_diff_of_any_text_raises_no_error(text: str) -> None:
         assert all(diffs.escape_hidden(line.text) == line.visible_text for line in file.lines())
 
 
-def test_truncated_diff_is_marked() -> None:
-    (file,) = diffs.parse_diff("diff --git a/x b/x\n--- a/x\n+++ b/x\n@@ -1,3 +1,4 @@\n one\n+two\n")
-    assert (file.is_truncated, file.added, file.added_lines()) == (True, 1, {2})
-
-
 def test_hidden_characters_are_escaped() -> None:
     assert diffs.escape_hidden("a\u202eb\u200b\x1b\ttab é") == "a⟨U+202E⟩b⟨U+200B⟩⟨U+001B⟩\ttab é"
 

@@ -58,11 +58,6 @@ def test_estimated_tokens_follow_from_budget(
     assert estimate.tokens == (pytest.approx(tokens) if tokens else None)
 
 
-def test_track_flops_are_measured_from_past_runs(smoke_tested_entry: Entry, run: Run) -> None:
-    Run.objects.update(train_flops=6e15, train_seconds=3.0, finished_at=timezone.now())
-    assert run_estimates.get_track_flops(smoke_tested_entry.track) == 2e15
-
-
 def test_estimated_end_follows_from_queue(smoke_tested_entry: Entry, capable_node: Node, maintainer: User) -> None:
     estimate = run_estimates.estimate_run(smoke_tested_entry)
     assert estimate is not None
@@ -80,16 +75,6 @@ def test_estimated_end_follows_from_queue(smoke_tested_entry: Entry, capable_nod
     assert queued_estimate.to_dict()["ends_at"] is not None
 
 
-def test_estimate_without_node_names_what_is_missing(smoke_tested_entry: Entry) -> None:
-    estimate = run_estimates.estimate_run(smoke_tested_entry)
-    assert estimate is not None
-    assert (estimate.ends_at, "none is online" in estimate.waits) == (None, True)
-
-
-def test_estimate_before_smoke_test_is_none(proposed_entry: Entry) -> None:
-    assert run_estimates.estimate_run(proposed_entry) is None
-
-
 def test_entry_page_shows_smoke_result_and_estimate_escaped(
     smoke_tested_entry: Entry, capable_node: Node, client: Client
 ) -> None:
@@ -99,15 +84,3 @@ def test_entry_page_shows_smoke_result_and_estimate_escaped(
     assert "trained by, if it is queued now" in page
     assert "trainer/models/idea.py:7 x = &lt;b&gt;" in page
     assert "<b>" not in page.partition('id="smoke"')[2].partition("</section>")[0]
-
-
-def test_entry_page_of_training_run_has_no_estimate(smoke_tested_entry: Entry, run: Run, client: Client) -> None:
-    Run.objects.update(state=Run.State.TRAINING)
-    page = re.sub(r"\n *", " ", client.get(smoke_tested_entry.get_absolute_url()).content.decode())
-    assert "tokens in the budget" not in page
-
-
-def test_entry_json_has_smoke_result_and_estimate(smoke_tested_entry: Entry, client: Client) -> None:
-    entry_data = client.get(f"/api/v1/entries/{smoke_tested_entry.pk}").json()
-    assert entry_data["smoke"]["parameters"] == entry_data["estimate"]["parameters"] == SMOKE["parameters"]
-    assert entry_data["smoke_sentence"] == smoke_tested_entry.smoke_sentence

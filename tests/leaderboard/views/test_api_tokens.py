@@ -11,8 +11,6 @@ from django.http import HttpResponse
 from django.test import Client
 
 from leaderboard.models import ApiToken
-from leaderboard.views.api_tokens import MAX_TOKENS
-from scheduler import rate_limits
 
 pytestmark = pytest.mark.django_db
 PAGE = "/accounts/tokens/"
@@ -68,28 +66,3 @@ def test_tokens_of_others_cannot_be_seen_or_revoked(client: Client, signed_in_us
     assert client.post(f"{PAGE}{other_token.pk}/revoke/").status_code == 404
     other_token.refresh_from_db()
     assert not other_token.revoked
-
-
-@pytest.mark.usefixtures("rate_limit_clock")
-def test_tokens_of_a_user_are_limited_and_share_a_rate_limit(client: Client, signed_in_user: User) -> None:
-    secrets = [create_token(client, f"t{number}") for number in range(MAX_TOKENS)]
-    page = client.post(PAGE, {"name": "one more"}).content.decode()
-    assert "Revoke one first" in page
-    assert ApiToken.objects.count() == MAX_TOKENS
-    codes = [request_run(client, secrets[number % 2]).status_code for number in range(31)]
-    assert codes == [422] * 30 + [429]
-
-
-@pytest.mark.usefixtures("rate_limit_clock")
-def test_run_requests_of_one_address_are_limited(
-    client: Client, signed_in_user: User, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(rate_limits.PER_HOUR, "ask-address", 3)
-    secret = create_token(client)
-    assert [request_run(client, secret).status_code for _ in range(4)] == [422] * 3 + [429]
-
-
-def test_token_page_requires_sign_in(client: Client) -> None:
-    for answer in (client.get(PAGE), client.post(PAGE, {"name": "n"}), client.post(f"{PAGE}1/revoke/")):
-        assert answer["Location"].startswith("/accounts/login/")
-    assert not ApiToken.objects.exists()

@@ -10,7 +10,6 @@ from django.utils import timezone
 from lxml import etree
 
 from leaderboard.models import Entry, Run
-from scheduler.models import Event
 from tests.support import boards, scene
 
 pytestmark = pytest.mark.django_db
@@ -102,18 +101,6 @@ def test_records_feed_is_valid_with_multiplier_and_interval(client: Client) -> N
     assert "95 % interval" in (feed_entry.findtext(f"{ATOM}summary") or "")
 
 
-def test_records_feed_of_new_site_is_valid_and_empty(client: Client) -> None:
-    assert list_titles(parse_valid_feed(client.get("/feeds/records.atom").content)) == []
-
-
-def test_records_feed_is_304_until_a_record_changes(client: Client) -> None:
-    entry = create_record_entry()
-    first = client.get("/feeds/records.atom")
-    assert client.get("/feeds/records.atom", headers={"If-None-Match": first["ETag"]}).status_code == 304
-    Run.objects.filter(entry=entry).update(revision=99)
-    assert client.get("/feeds/records.atom", headers={"If-None-Match": first["ETag"]}).status_code == 200
-
-
 def test_records_feed_keeps_entry_id_after_changes(client: Client) -> None:
     entry = create_record_entry()
     entry_ids = [
@@ -125,14 +112,3 @@ def test_records_feed_keeps_entry_id_after_changes(client: Client) -> None:
     changed_feed = parse_valid_feed(client.get("/feeds/records.atom").content)
     assert [feed_entry.findtext(f"{ATOM}id") for feed_entry in changed_feed.iter(f"{ATOM}entry")] == entry_ids
     assert list_titles(changed_feed)[0].startswith("Renamed")
-
-
-def test_entry_feed_lists_events_of_entry_and_runs(client: Client) -> None:
-    entry = create_record_entry()
-    run = Run.objects.filter(entry=entry).first()
-    assert run
-    Event.record("site", entry, "Approved.")
-    Event.record("node:cellar", run, "Scored on cellar\x0b: fine.")
-    entry_titles = list_titles(parse_valid_feed(client.get(f"/entries/{entry.pk}/feed.atom").content))
-    assert entry_titles[1] == "Approved."
-    assert entry_titles[0].startswith(f"Run {run.pk}, seed {run.seed}: Scored on cellar")

@@ -21,10 +21,6 @@ def test_thinned_values_keep_ends_and_extremes() -> None:
     assert indices == sorted(indices)
 
 
-def test_short_series_is_not_thinned() -> None:
-    assert curve_svg.thin_values([3.0, 1.0, 2.0], 100) == [0, 1, 2]
-
-
 def test_smoothed_values_follow_steep_start_and_reduce_noise() -> None:
     steep = [9.0, 7.0, 5.0, *([4.0, 4.4] * 200)]
 
@@ -44,10 +40,6 @@ def test_axis_has_two_to_six_round_ticks(low: float, high: float) -> None:
     assert len({label for _, label in ticks}) == len(ticks)
 
 
-def test_time_ticks_fall_on_minutes() -> None:
-    assert curve_svg.x_steps("seconds", 180.0) == [0, 30, 60, 90, 120, 150, 180]
-
-
 @pytest.mark.django_db
 def test_chart_of_unfinished_run_leaves_room_for_rest() -> None:
     run = scene.create_training_run(scene.create_entry(scene.create_track(), "main"), 450)
@@ -62,13 +54,6 @@ def test_chart_of_unfinished_run_leaves_room_for_rest() -> None:
     assert finished_chart is not None
     assert finished_chart.last is not None
     assert finished_chart.last.x == 100
-
-
-@pytest.mark.django_db
-def test_chart_before_first_step_is_none() -> None:
-    run = scene.create_training_run(scene.create_entry(scene.create_track(), "main"), 0)
-
-    assert curve_svg.draw_curve(run, curve_svg.load_curve(run)) is None
 
 
 @pytest.mark.parametrize(

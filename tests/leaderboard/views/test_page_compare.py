@@ -7,9 +7,7 @@ import re
 from typing import Any
 
 import pytest
-from django.core.cache import cache
 from django.test import Client
-from pytest_django import DjangoAssertNumQueries
 
 from leaderboard import comparison
 from leaderboard.models import Entry, Run, Score, Track
@@ -67,85 +65,12 @@ def test_compared_pairs_match_the_board(board_entries: tuple[Track, dict[str, En
         assert (baseline_cell.ratio.cm, baseline_cell.ratio.low) == (row.multiplier, row.multiplier_low)
 
 
-def test_compared_settings_are_split_by_difference(client: Client) -> None:
-    track = scene.create_track()
-    first = scene.create_run(scene.create_entry(track, "Plain"), config={"model": {"depth": 4, "width": 256}})
-    second = scene.create_run(
-        scene.create_entry(track, "Deep", sha="a" * 40), config={"model": {"depth": 6, "width": 256}}
-    )
-
-    differ, alike = comparison.compare_settings([first, second])
-
-    assert [(row.name, row.values) for row in differ] == [
-        ("commit", (scene.SHA[:10], "a" * 10)),
-        ("model.depth", ("4", "6")),
-    ]
-    assert "model.width" in {row.name for row in alike}
-
-
-def test_flattened_config_names_parameter_groups() -> None:
-    groups = [{"name": "matrices", "optimizer": "muon"}, {"name": "head", "optimizer": "adamw"}]
-
-    assert dict(comparison.flatten_table({"recipe": {"groups": groups}})) == {
-        "recipe.groups.matrices.optimizer": "muon",
-        "recipe.groups.head.optimizer": "adamw",
-    }
-
-
-def test_compare_form_redirects_to_canonical_url(client: Client) -> None:
-    response = client.get("/compare/?runs=3&runs=1&runs=3&x=flops")
-
-    assert (response.status_code, response["Location"]) == (302, "/compare/?runs=3,1&x=flops")
-
-
 @pytest.mark.parametrize("query", ["", "?runs=", "?runs=abc,-1", "?runs=999999", "?runs=99999999999999999999999"])
 def test_compare_page_with_any_query_opens(client: Client, query: str) -> None:
     response = client.get(f"/compare/{query}", follow=True)
 
     assert response.status_code == 200
     assert "Compare runs" in extract_text(response.content)
-
-
-def test_compare_page_of_ten_runs_takes_few_queries_and_bytes(
-    client: Client, board_entries: tuple[Track, dict[str, Entry]], django_assert_max_num_queries: DjangoAssertNumQueries
-) -> None:
-    track, entries = board_entries
-    for seed in range(200, 206):
-        boards.create_scored_run(entries["Level"], seed=seed)
-    runs = list(Run.objects.filter(track=track, budget=track.budget)[:10])
-    for run in runs[:3]:
-        scene.add_curve_points(run, 1, 600)
-    cache.clear()
-
-    with django_assert_max_num_queries(10):
-        page = client.get(build_compare_url(runs))
-    with django_assert_max_num_queries(10):
-        curves = client.get(build_compare_url(runs).replace("/?", "/curves.json?"))
-
-    assert page.content.count(b"Take run ") == 10
-    assert len(curves.json()["curves"]) == 10
-    assert len(page.content) < 300_000
-
-
-def test_compare_page_ignores_runs_beyond_ten(client: Client, board_entries: tuple[Track, dict[str, Entry]]) -> None:
-    for seed in range(200, 206):
-        boards.create_scored_run(board_entries[1]["Level"], seed=seed)
-    runs = list(Run.objects.filter(budget=board_entries[0].budget)[:11])
-    assert len(runs) == 11
-    assert client.get(build_compare_url(runs), follow=True).content.count(b"Take run ") == 10
-
-
-def test_compare_curves_are_304_until_a_run_changes(client: Client) -> None:
-    run = scene.create_night_board()["train"]
-    first = client.get(f"/compare/curves.json?runs={run.pk}")
-    assert first.json()["live"] == [run.pk]
-    columns = first.json()["curves"][str(run.pk)]["train"]
-    assert len({len(column) for column in columns.values()}) == 1
-    assert "loss" not in columns
-    conditional = {"If-None-Match": first["ETag"]}
-    assert client.get(f"/compare/curves.json?runs={run.pk}", headers=conditional).status_code == 304
-    Run.objects.filter(pk=run.pk).update(revision=run.revision + 1)
-    assert client.get(f"/compare/curves.json?runs={run.pk}", headers=conditional).status_code == 200
 
 
 def test_compare_markdown_escapes_titles_in_table(client: Client) -> None:
@@ -201,15 +126,6 @@ def test_compare_page_does_not_compare_runs_of_other_tracks(
     assert "Better is ahead of Level" in page
     assert "Runs of other tracks have other budgets" in page
     assert "Far is" not in page
-
-
-def test_compare_page_of_one_run_suggests_others(client: Client, board_entries: tuple[Track, dict[str, Entry]]) -> None:
-    (run,) = list_full_runs(board_entries[1], "Level")
-
-    page = extract_text(client.get(build_compare_url([run])).content)
-
-    assert "+ main, 3 March baseline" in page
-    assert "+ Better" in page
 
 
 def test_compare_curves_with_infinite_value_are_plain_json(client: Client) -> None:

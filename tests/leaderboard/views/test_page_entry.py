@@ -9,7 +9,6 @@ import pytest
 from django.contrib.auth.models import User
 from django.test import Client
 from django.urls import reverse
-from pytest_django import DjangoAssertNumQueries
 
 from leaderboard.models import Entry, Run, TracedGraph, Track
 from leaderboard.submissions import intake
@@ -21,23 +20,6 @@ from tests.support import boards, scene
 from tests.support.graph_jobs import store_graph
 
 pytestmark = pytest.mark.django_db
-
-
-def test_entry_page_shows_standing_and_next_step(client: Client) -> None:
-    _, entries = boards.create_board()
-    page = extract_text(client.get(entries["Better"].get_absolute_url()).content)
-
-    assert "the baseline would need" in page
-    assert "rank of 4" in page
-    assert "Compare with the baseline" in page
-
-
-def test_entry_page_counts_runs_that_ended_by_their_own_fault(client: Client) -> None:
-    _, entries = boards.create_board()
-    for seed, cause in ((77, "model"), (78, "infrastructure")):
-        scene.create_run(entries["Better"], seed=seed, state=Run.State.FAILED, cause=cause, reason="The loss is NaN.")
-    page = extract_text(client.get(entries["Better"].get_absolute_url()).content)
-    assert "runs that count 3 and 1 ended by its own fault" in page
 
 
 def test_entry_page_groups_runs_by_budget_with_multiplier(client: Client) -> None:
@@ -53,17 +35,6 @@ def test_entry_page_groups_runs_by_budget_with_multiplier(client: Client) -> Non
     assert page.count("multiplier 1.") >= 2
     assert "Multiplier by scale: 1/4 of the budget" in response.content.decode().replace("\xa0", " ")
     assert "waiting" in page
-
-
-def test_entry_page_with_many_runs_takes_few_queries(
-    client: Client, django_assert_max_num_queries: DjangoAssertNumQueries
-) -> None:
-    _, entries = boards.create_board()
-    for seed in range(20, 40):
-        boards.create_scored_run(entries["Better"], 1.2, seed=seed)
-
-    with django_assert_max_num_queries(10):
-        client.get(entries["Better"].get_absolute_url())
 
 
 def test_entry_page_compares_graph_with_reference(client: Client) -> None:
@@ -128,14 +99,6 @@ def test_entry_page_shows_changed_constant_of_evaluation_graph(client: Client) -
     assert review.count("+ aten::mul.Tensor(%tokens, 0.25)") == 2
 
 
-def test_entry_page_of_invalid_graph_file_shows_the_problem(client: Client) -> None:
-    _, entries = boards.create_board()
-    Track.objects.update(is_traced=True)
-    store_graph_files(store_graph(entries["Better"]), train={"features": {"calls": 3}})
-    page = extract_text(client.get(entries["Better"].get_absolute_url()).content)
-    assert "Not compared with its training graph. A file is" in page
-
-
 @pytest.fixture
 def submitted_entry(main_repository: Repository, site: Any, track: Track) -> Entry:
     main_repository.git("checkout", "--quiet", "-b", "idea")
@@ -154,13 +117,3 @@ def test_entry_page_shows_escaped_diff_to_everyone(client: Client, submitted_ent
     assert page.index("trainer/models/smear.py +1 −1") < page.index("README.md +1 −1 not trained with")
     assert b"<b>two</b>" not in response.content
     assert "⟨U+202E⟩" in page, "hidden characters are shown"
-
-
-def test_entry_page_of_missing_commit_names_no_folders(client: Client, submitted_entry: Entry) -> None:
-    Entry.objects.filter(pk=submitted_entry.pk).update(sha="9" * 40)
-
-    page = extract_text(client.get(submitted_entry.get_absolute_url()).content)
-
-    assert "This site has no copy of the commit" in page
-    assert "/repositories" not in page
-    assert str(submitted_entry.repository) not in page

@@ -38,22 +38,6 @@ def test_scored_hypothesis_has_the_verdict_of_its_interval(
     assert f"<td>{verdict}</td>" in page
 
 
-@pytest.mark.stored_standings
-def test_hypothesis_of_a_baseline_is_not_listed(run: Run, client: Client) -> None:
-    Entry.objects.filter(pk=run.entry_id).update(hypothesis="It is what others are compared with.")
-    table = StandingsTable.objects.get_or_create(track=run.track, axis="flops")[0]
-    fields = {"position": 0, "trust": "scored", "bits_per_byte": 1.2, "search_text": "", "is_baseline": True}
-    Standing.objects.create(table=table, entry=run.entry, latest_run=run, **fields)
-    assert "No hypothesis has a verdict yet." in client.get("/learned/").content.decode()
-
-
-def test_failed_hypothesis_is_listed_with_its_reason(run: Run, client: Client) -> None:
-    Entry.objects.filter(pk=run.entry_id).update(hypothesis="A very high rate learns faster.")
-    Run.objects.filter(pk=run.pk).update(state="failed", cause="model", reason="The loss became nan at step 9.")
-    page = client.get("/learned/").content.decode()
-    assert "Failed: The loss became nan at step 9." in page
-
-
 def test_untrained_or_infrastructure_failed_hypothesis_is_not_listed(run: Run, client: Client) -> None:
     Entry.objects.filter(pk=run.entry_id).update(hypothesis="Not known yet.")
     assert "No hypothesis has a verdict yet." in client.get("/learned/").content.decode()

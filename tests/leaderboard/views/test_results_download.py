@@ -11,7 +11,6 @@ import pytest
 from django.test import Client
 
 from leaderboard.models import Run
-from leaderboard.rankings import trust
 from tests.support import boards
 from trainer.cli.multiplier import main
 
@@ -58,19 +57,6 @@ def test_track_results_reproduce_numbers_of_board_and_api(
         assert f"{estimate['low']:.3f}\xa0to\xa0{estimate['high']:.3f}" in page
 
 
-def test_entry_results_reproduce_its_estimate(
-    client: Client, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    _, entries = boards.create_board()
-    record_entry = entries["Better"]
-    response = client.get(f"/entries/{record_entry.pk}/results.json")
-    results = response.json()
-    printed = run_multiplier_command(results["command"], response.content, tmp_path, capsys)
-    (own_estimate,) = (estimate for estimate in printed["entries"] if estimate["entry"] == results["entry"])
-    assert own_estimate == {name: results["estimate"][name] for name in own_estimate}
-    assert results["baseline"] == f"entry-{entries['baseline'].pk}"
-
-
 def test_track_results_list_runs_with_provenance(client: Client) -> None:
     _, entries = boards.create_board()
     void_run = boards.create_scored_run(
@@ -92,34 +78,3 @@ def test_track_results_list_runs_with_provenance(client: Client) -> None:
         "seconds_void": "Its node's speed changed by +3.0%.",
     }
     assert results["left_out"] == [{"run": disputed_run.pk, "reason": "It is disputed."}]
-
-
-def test_entry_results_are_304_until_a_run_changes(client: Client) -> None:
-    _, entries = boards.create_board()
-    address = f"/entries/{entries['Better'].pk}/results.json"
-    etag = client.get(address)["ETag"]
-    assert client.get(address, headers={"if-none-match": etag}).status_code == 304
-    run = entries["Better"].runs.earliest("pk")
-    trust.apply_trust_event(run, trust.TrustEvent.DISPUTE, actor="mara", message="Looks odd.")
-    assert client.get(address, headers={"if-none-match": etag}).status_code == 200
-
-
-def test_track_results_without_ladder_give_problem(client: Client) -> None:
-    boards.create_ladder_track()
-    results = client.get("/tracks/small/results.json").json()
-    assert (results["printed"], results["runs"]) == (None, [])
-    assert "has not arrived yet" in results["problem"]
-
-
-def test_track_results_without_baseline_give_problem(client: Client) -> None:
-    track, _ = boards.create_ladder_track()
-    track.season.baseline = None
-    track.season.save()
-    results = client.get("/tracks/small/results.json").json()
-    assert results["baseline"] is None
-    assert "no baseline yet" in results["problem"]
-
-
-@pytest.mark.parametrize("address", ["/tracks/nowhere/results.json", "/entries/999999/results.json"])
-def test_results_of_missing_row_are_404(client: Client, address: str) -> None:
-    assert client.get(address).status_code == 404

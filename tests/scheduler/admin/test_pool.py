@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 import pytest
-from django.contrib.admin import ModelAdmin, site
+from django.contrib.admin import ModelAdmin
 from django.contrib.auth.models import User
 from django.db.models import Model
 from django.forms import ModelForm
@@ -14,12 +14,8 @@ from django.http import HttpRequest
 from django.test import Client
 
 from scheduler import node_tokens
-from scheduler.admin.base import ChangedFieldsAdmin, ReadOnlyAdmin
-from scheduler.admin.pool import JoinTokenAdmin
 from scheduler.models import Event, Job, JoinToken, Node
 from tests.support.pool import Agent, create_job, create_node
-
-APPS = ("leaderboard", "scheduler")
 
 
 @pytest.fixture
@@ -61,13 +57,6 @@ def test_join_token_admin_shows_token_once(admin: Client) -> None:
     response = admin.post("/admin/scheduler/jointoken/add/", {"labels": "[]", "hours": "2", "trusted": "on"})
     token = read_token_shown_once(admin, response)
     assert JoinToken.objects.get(token_hash=node_tokens.hash_token(token)).trusted
-
-
-def test_renew_action_shows_token_once(admin: Client) -> None:
-    node, _ = create_node()
-    response = admin.post("/admin/scheduler/node/", {"action": "renew", "_selected_action": [node.pk]})
-    token = read_token_shown_once(admin, response)
-    assert JoinToken.objects.get(token_hash=node_tokens.hash_token(token)).renews == node
 
 
 def read_token_shown_once(admin: Client, response: Any) -> str:
@@ -122,15 +111,6 @@ def test_raise_priority_action_skips_finished_jobs(admin: Client) -> None:
     assert "Nothing to do for" in run_admin_action(admin, "job", "raise_priority", job.pk)
 
 
-def test_admin_state_field_is_read_only(admin: Client) -> None:
-    node, _ = create_node()
-    admin.post(
-        f"/admin/scheduler/node/{node.pk}/change/", {"name": "x", "labels": "[]", "state": "banned", "trusted": "on"}
-    )
-    node.refresh_from_db()
-    assert (node.name, node.state, node.trusted) == ("x", Node.State.NEW, False)
-
-
 @pytest.mark.parametrize("state", ["leased", "done"])
 def test_job_form_saved_during_state_change_keeps_new_state(
     admin: Client, monkeypatch: pytest.MonkeyPatch, state: str
@@ -149,18 +129,3 @@ def test_node_form_saved_during_poll_keeps_state(admin: Client, monkeypatch: pyt
     assert admin.post(f"/admin/scheduler/node/{node.pk}/change/", {"name": "x", "labels": "[]"}).status_code == 302
     node.refresh_from_db()
     assert (node.name, node.state, node.failures) == ("x", Node.State.BANNED, 3)
-
-
-def test_node_labels_posted_to_admin_are_not_saved(admin: Client) -> None:
-    node, _ = create_node(labels=["4090"])
-    data = {"name": node.name, "labels": '["h100"]', "owner_labels": '["h100"]'}
-    assert admin.post(f"/admin/scheduler/node/{node.pk}/change/", data).status_code == 302
-    node.refresh_from_db()
-    assert (node.labels, node.owner_labels) == (["4090"], [])
-
-
-def test_admins_with_change_form_save_changed_fields_only() -> None:
-    ours = {model: one for model, one in site._registry.items() if model.__module__.split(".")[0] in APPS}
-    assert len(ours) > 20
-    full = [one for one in ours.values() if not isinstance(one, ChangedFieldsAdmin | ReadOnlyAdmin | JoinTokenAdmin)]
-    assert full == []

@@ -12,7 +12,7 @@ from scheduler.campaigns import sessions
 from scheduler.campaigns.models import Assignment, Campaign, Contribution, Packet, Rephrasing
 from scheduler.models import Job, Lease
 from tests.support.pool import read_error_detail
-from tests.support.volunteers import copy_source, fill_campaign, make_campaign, start_volunteer, write_garbage
+from tests.support.volunteers import copy_source, fill_campaign, make_campaign, start_volunteer
 from trainer import protocol
 
 pytestmark = pytest.mark.sql
@@ -28,34 +28,6 @@ def count_states(campaign: Campaign) -> dict[str, int]:
     return {state: states.count(state) for state in set(states)}
 
 
-def test_submitted_packets_are_accepted(campaign: Campaign) -> None:
-    ada = start_volunteer("ada")
-    packets = ada.take(100)
-    assert len(packets) == campaign.packet_count > 4
-    assert count_states(campaign) == {"assigned": len(packets)}
-    verdicts = ada.submit(*(ada.result(packet) for packet in packets))
-    assert {verdict.state for verdict in verdicts} == {"taken"}
-    rejected = [
-        (output.style, output.reasons) for verdict in verdicts for output in verdict.outputs if not output.accepted
-    ]
-    assert rejected == []
-    assert count_states(campaign) == {"done": len(packets)}
-    rows = Rephrasing.objects.filter(campaign=campaign, state="accepted")
-    assert rows.count() == 2 * campaign.chunk_count
-    contribution = Contribution.objects.get(campaign=campaign)
-    assert (contribution.packets, contribution.accepted, contribution.rejected) == (len(packets), rows.count(), 0)
-    assert contribution.tokens > 0
-    assert ada.take() == ()
-    assert "Thank you" in ada.last.done
-
-
-def test_take_skips_packets_that_others_hold(campaign: Campaign) -> None:
-    ada, bob = start_volunteer("ada"), start_volunteer("bob")
-    own_packets, other_packets = ada.take(3), bob.take(100)
-    assert {packet.packet for packet in own_packets}.isdisjoint(packet.packet for packet in other_packets)
-    assert len(own_packets) + len(other_packets) == campaign.packet_count
-
-
 def test_take_after_lost_reply_repeats_unnamed_packets(campaign: Campaign) -> None:
     ada = start_volunteer("ada")
     first = ada.take(3)
@@ -64,25 +36,6 @@ def test_take_after_lost_reply_repeats_unnamed_packets(campaign: Campaign) -> No
     assert sorted(packet.packet for packet in again[:2]) == sorted(held[1:])
     assert len(again) == 4
     assert Assignment.objects.filter(state="active").count() == 5
-
-
-def test_repeated_submission_returns_same_verdicts(campaign: Campaign) -> None:
-    ada = start_volunteer("ada")
-    packets = ada.take(2)
-    results = [ada.result(packets[0]), ada.result(packets[1], write_garbage)]
-    first = ada.submit(*results)
-    rows = list(Rephrasing.objects.order_by("pk").values())
-    assert ada.submit(*results) == first
-    assert list(Rephrasing.objects.order_by("pk").values()) == rows
-    assert Contribution.objects.get(campaign=campaign).packets == 2
-
-
-def test_packet_twice_in_a_message_counts_once(campaign: Campaign) -> None:
-    ada = start_volunteer("ada")
-    [packet] = ada.take(1)
-    first, second = ada.submit(ada.result(packet), ada.result(packet))
-    assert first == second
-    assert Contribution.objects.get(campaign=campaign).packets == 1
 
 
 def test_replayed_result_is_not_accepted(campaign: Campaign) -> None:
@@ -179,14 +132,6 @@ def test_packet_assigned_too_often_is_set_aside(campaign: Campaign) -> None:
     row = Packet.objects.get(pk=packets[0].packet)
     assert row.state == "set_aside"
     assert {tuple(reasons) for _, _, reasons in row.missing or ()} == {("lost",)}
-
-
-def test_finished_session_returns_unwritten_packets(campaign: Campaign) -> None:
-    ada = start_volunteer("ada")
-    packets = ada.take(3)
-    ada.submit(ada.result(packets[0]))
-    assert ada.claimed_job.finish("done").status_code == 200
-    assert count_states(campaign) == {"done": 1, "waiting": campaign.packet_count - 1}
 
 
 def test_take_under_another_job_kind_is_not_found(db: None, agent: Any) -> None:

@@ -42,24 +42,6 @@ def test_measured_rates_are_computed_from_sessions_and_contributions() -> None:
     assert planner.estimate_source_tokens(campaign) == 90 * 300
 
 
-def test_campaign_page_with_planner_query_shows_plan(client: Client) -> None:
-    campaign = campaign_scene.create_campaign()
-    page = get_page(client, f"{campaign.get_absolute_url()}?tokens=1000&cards=8&rate=9200")
-    rates = planner.measure_rates(campaign)
-    plan = planner.plan_campaign(campaign, rates, 10**9, 8, 9200)
-    assert f"<dt>hours</dt><dd><strong>{plan.hours:.1f}</strong>" in page
-    assert 'name="tokens" value="1000"' in page
-    assert "SmolLM2-1.7B-Instruct on an H100" in page
-
-
-@pytest.mark.parametrize("query", ["tokens=0", "cards=-1", "rate=nan", "tokens=x&cards=1e99"])
-def test_campaign_page_with_invalid_planner_query_shows_error(client: Client, query: str) -> None:
-    campaign = campaign_scene.create_campaign()
-    page = get_page(client, f"{campaign.get_absolute_url()}?{query}")
-    assert "<dt>GPU-hours</dt>" not in page
-    assert 'aria-invalid="true"' in page
-
-
 def test_measured_rate_ignores_session_with_implausible_speed() -> None:
     campaign = campaign_scene.create_campaign()
     job = Job.objects.get(rephrase_session__campaign=campaign)

@@ -27,8 +27,6 @@ from tests.support.volunteers import build_document, fill_campaign, make_campaig
 
 pytestmark = pytest.mark.processes
 
-DATA = Path(os.environ.get("DAILYTRAIN_DATA", "../shared/data"))
-
 
 def get_documents(campaign: Campaign) -> list[str]:
     """Return the documents, joined from their packets."""
@@ -188,21 +186,6 @@ def test_campaign_with_invalid_settings_does_not_start(
         make_campaign(settings, tmp_path, **fields)
 
 
-def test_c4_sample_becomes_packets(db: None, settings: Any, tmp_path: Path) -> None:
-    path = DATA / "text" / "c4_sample" / "c4_sample.jsonl"
-    if not path.is_file():
-        pytest.skip(f"there is no {path}")
-    documents = [json.loads(line)["text"] for line in path.read_text().splitlines()]
-    campaign = fill_campaign(
-        make_campaign(settings, tmp_path, documents, language="en", chunk_tokens=300, chunks_per_packet=8)
-    )
-    assert campaign.rows_read == 30
-    short = sum(len(text.strip()) < 300 for text in documents)
-    assert campaign.dropped_counts.get("short", 0) == short
-    assert campaign.packets.values("row").distinct().count() >= 25 - short
-    assert all(chunk.strip() == chunk != "" for packet in campaign.packets.all() for chunk in packet.chunks)
-
-
 # --- kill -9 ---------------------------------------------------------------------------------------------------------
 
 
@@ -221,7 +204,7 @@ def run_and_kill(program: str, campaign: Campaign, root: Path, times: int) -> No
         "REPHRASE_FILES": str(root / "files"),
         "PYTHONPATH": str(REPOSITORY),
     }
-    command = [sys.executable, "-m", "tests.support.packet_producer", program, str(campaign.pk)]
+    command = [sys.executable, "-m", "tests.scheduler.campaigns.packet_producer", program, str(campaign.pk)]
     for number in range(times):
         process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
         assert process.stdout is not None

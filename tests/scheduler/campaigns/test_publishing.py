@@ -211,23 +211,6 @@ def test_publishing_to_repository_of_other_site_is_refused(hub: Hub, campaign: C
     assert len(repository.commits) == 1
 
 
-def test_dataset_folder_opens_as_corpus(hub: Hub, campaign: Campaign, tmp_path: Path) -> None:
-    publish_datasets()
-    folder = write_files(get_repository(hub).head.files, tmp_path / "got")
-    pin = hashlib.sha256((folder / "manifest.json").read_bytes()).hexdigest()
-    documents = list(open_corpus(f"rephrased:{folder}@{pin}"))
-    assert [(document.id, document.text) for document in documents] == list_accepted()
-    both = list(open_corpus(f"rephrased:{folder}@{pin}+sources"))
-    assert len(both) == len(documents) * 3 // 2, "two styles, and the source"
-    assert len({document.id for document in both}) == len(both)
-    with pytest.raises(CorpusError, match="another hash"):
-        open_corpus(f"rephrased:{folder}@{'0' * 64}")
-    shard = next((folder / "data").iterdir())
-    shard.write_bytes(shard.read_bytes() + b"!")
-    with pytest.raises(CorpusError, match="not the file"):
-        list(open_corpus(f"rephrased:{folder}@{pin}"))
-
-
 def test_hub_dataset_opens_as_corpus(
     hub: Hub, campaign: Campaign, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -274,32 +257,6 @@ def hub_source(hub: Hub, db: None, settings: Any, tmp_path: Path) -> Campaign:
     hub.repositories["datasets/owner/words"] = Repository()
     hub.repositories["datasets/owner/words"].add_commit("texts", "", {"train.jsonl": lines})
     return make_campaign(settings, tmp_path, source="hub", dataset="owner/words")
-
-
-def test_hub_source_leaves_out_files_that_describe_it(hub: Hub, hub_source: Campaign) -> None:
-    texts = {"data/readme-2.md": b"One.", "data/a.jsonl": b"{}\n"}
-    names = ("dataset_infos.json", "data/README.md", "config.json", ".cache/a.json", "data/.b.txt")
-    hub.repositories["datasets/owner/words"].add_commit(
-        "more", "", {"README.md": b"---\n{}\n---\nAbout.", **texts, **dict.fromkeys(names, b"{}")}
-    )
-    assert sources.find_hub_files(hub_source)[0] == sorted(texts)
-
-
-def test_concurrent_downloads_of_a_file_are_complete(hub: Hub, hub_source: Campaign, tmp_path: Path) -> None:
-    first, second = tmp_path / "downloads" / "train.jsonl", []
-
-    def download_again(method: str, path: str) -> None:
-        if "/resolve/" in path and not second:
-            second.append(path)
-            sources.download_file(hub_source, "train.jsonl", first)
-
-    hub.before_request = download_again
-    sources.download_file(hub_source, "train.jsonl", first)
-    assert second
-    assert [text for _, text in sources.read_file(first, "train.jsonl", 0, "text")] == [
-        build_document(number) for number in range(3)
-    ]
-    assert list(first.parent.iterdir()) == [first]
 
 
 def test_source_folder_that_cannot_be_written_is_named(hub_source: Campaign, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from django.contrib.auth.models import User
 
 from scheduler import matching, node_slots, node_tokens
-from scheduler.campaigns import reputation, sessions, statistics, submission, transitions, withdrawal
+from scheduler.campaigns import reputation, sessions, submission, transitions, withdrawal
 from scheduler.campaigns.models import Assignment, Campaign, Contribution, Packet, Rephrasing, Volunteer
 from scheduler.models import Event, JoinToken, Node
 from tests.support.pool import HARDWARE, Agent, create_job, read_error_detail
@@ -48,34 +48,6 @@ def write_half(text: str, style: str, salt: str) -> str:
 
 
 # --- replicas and known answers --------------------------------------------------------------------------------------
-
-
-def test_honest_replicas_agree(db: None, settings: Any, tmp_path: Path) -> None:
-    campaign = create_filled_campaign(settings, tmp_path, replication_rate=0.5)
-    replicated = campaign.packets.filter(replication="planned").count()
-    assert 0 < replicated < campaign.packet_count
-    ada, bob = start_volunteer("ada"), start_volunteer("bob")
-    while ada.rephrase():
-        pass
-    assert campaign.packets.filter(replication="open").count() == replicated
-    texts = list(Rephrasing.objects.filter(state="accepted").order_by("pk").values_list("pk", "text"))
-    while bob.rephrase():
-        pass
-    assert campaign.packets.filter(replication="agreed").count() == replicated
-    assert list(Rephrasing.objects.filter(state="accepted").order_by("pk").values_list("pk", "text")) == texts
-    assert {contribution.agreed for contribution in Contribution.objects.all()} == {replicated}
-    assert get_volunteer(bob).state == ("trusted" if replicated >= 10 else "new")
-
-
-def test_identical_replicas_agree(db: None, settings: Any, tmp_path: Path) -> None:
-    """Models that sample at temperature 0 give identical texts."""
-    campaign = create_filled_campaign(settings, tmp_path, replication_rate=0.5)
-    ada, bob = start_volunteer("ada", salt=""), start_volunteer("bob", salt="")
-    for volunteer in (ada, bob):
-        while volunteer.rephrase():
-            pass
-    assert not campaign.packets.filter(replication="disagreed").exists()
-    assert campaign.packets.filter(replication="agreed").exists()
 
 
 def test_replica_by_same_owner_is_not_assigned(db: None, settings: Any, tmp_path: Path) -> None:
@@ -237,16 +209,6 @@ def test_campaign_finished_early_stays_finished_after_ban(campaign: Campaign) ->
     assert not Rephrasing.objects.filter(state="accepted").exists()
 
 
-def test_complete_campaign_resumes_after_ban(campaign: Campaign) -> None:
-    eve = start_volunteer("eve")
-    while eve.rephrase(64):
-        pass
-    transitions.finish_campaign(campaign, "mara")
-    withdrawal.ban_and_withdraw(get_volunteer(eve), "mara")
-    campaign.refresh_from_db()
-    assert (campaign.state, campaign.is_exhausted) == ("running", True)
-
-
 def test_submission_by_banned_volunteer_is_ignored(campaign: Campaign) -> None:
     eve = start_volunteer("eve")
     [packet] = eve.take(1)
@@ -298,12 +260,6 @@ def test_anonymous_machine_gets_packets_only(campaign: Campaign, client: Any) ->
     assert agent.claim_job().spec.order.kind == "rephrase"
 
 
-@pytest.mark.parametrize(("name", "shown"), [("", "volunteer"), (HARDWARE.hostname, "volunteer"), ("Ada's", "Ada's")])
-def test_anonymous_machine_is_not_named_after_its_host(campaign: Campaign, client: Any, name: str, shown: str) -> None:
-    reply = protocol.RegisterReply.model_validate_json(register_volunteer(client, name).content)
-    assert Node.objects.get(pk=reply.node).name == shown
-
-
 @pytest.mark.usefixtures("rate_limit_clock")
 def test_registration_over_address_limit_is_refused(db: None, client: Any) -> None:
     responses = [register_volunteer(client, f"laptop-{number}").status_code for number in range(21)]
@@ -344,43 +300,3 @@ def test_rephrase_job_matches_node_packet_setting(campaign: Campaign) -> None:
 
 
 # --- statistics ------------------------------------------------------------------------------------------------------
-
-
-def test_statistics_make_constant_queries(
-    campaign: Campaign, django_assert_num_queries: Any, django_assert_max_num_queries: Any
-) -> None:
-    ada, eve = start_volunteer("ada"), start_volunteer("eve")
-    ada.rephrase(3)
-    eve.rephrase(1, write_garbage)
-    eve.take(1)
-    with django_assert_max_num_queries(6):
-        progress = statistics.compute_progress(campaign)
-    assert (progress.done, progress.held, progress.packets, progress.volunteers, progress.volunteers_now) == (
-        3,
-        1,
-        campaign.packet_count,
-        2,
-        1,
-    )
-    assert progress.tokens > 0 < progress.tokens_per_second
-    assert progress.seconds_left is not None
-    with django_assert_num_queries(1):
-        [best] = statistics.list_contributors(campaign)
-    assert (best.accepted, best.public_name) == (progress.texts, f"Volunteer {get_volunteer(ada).pk}")
-    with django_assert_num_queries(1):
-        samples = list(statistics.list_samples(campaign)[:2])
-    assert {row.style for row in samples if row.source} <= {"easy", "medium"}
-    with django_assert_num_queries(1):
-        [worst, *_] = statistics.list_rejections(campaign)
-    assert worst["sentence"].endswith(".")
-    with django_assert_num_queries(1):
-        [row] = Campaign.objects.started().with_counts()
-    assert (row, row.finished) == (campaign, 3)
-
-
-def test_list_and_page_count_the_same_volunteers(campaign: Campaign) -> None:
-    start_volunteer("ada").rephrase(1)
-    bystander = Volunteer.objects.create(name="bob")
-    Contribution.objects.create(campaign=campaign, volunteer=bystander)
-    [row] = Campaign.objects.started().with_counts()
-    assert row.volunteers == statistics.compute_progress(campaign).volunteers == 1

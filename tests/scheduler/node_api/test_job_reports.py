@@ -58,26 +58,8 @@ def test_deeply_nested_metrics_are_rejected(claimed_job: ClaimedJob) -> None:
     assert "nested" in read_error_detail(response)
 
 
-def test_repeated_log_chunk_is_stored_once(claimed_job: ClaimedJob) -> None:
-    assert [
-        read_received_count(claimed_job.send_log(*piece)) for piece in [(0, "über "), (0, "über "), (6, "all")]
-    ] == [6, 6, 9]
-    assert read_log(claimed_job) == "über all"
-
-
-def test_overlapping_log_chunk_stores_only_new_part(claimed_job: ClaimedJob) -> None:
-    assert read_received_count(claimed_job.send_log(0, "abcdef")) == 6
-    assert read_received_count(claimed_job.send_log(3, "defghi")) == 9
-    assert read_log(claimed_job) == "abcdefghi"
-
-
 def test_log_chunk_after_a_gap_is_rejected(claimed_job: ClaimedJob) -> None:
     assert claimed_job.send_log(5, "later").status_code == 409
-
-
-def test_log_with_nul_bytes_has_correct_offsets(claimed_job: ClaimedJob) -> None:
-    assert read_received_count(claimed_job.send_log(0, "a\0b")) == 3
-    assert read_log(claimed_job) == "a?b"
 
 
 def test_log_over_limit_is_truncated_with_notice(claimed_job: ClaimedJob, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,8 +11,8 @@ from django.contrib.auth.models import User
 from django.db import connection
 from django.utils import timezone
 
-from scheduler import node_tokens, signing
-from scheduler.models import Event, JoinToken, Node
+from scheduler import node_tokens
+from scheduler.models import JoinToken, Node
 from tests.support.pool import HARDWARE, Agent, create_job, create_node, read_error_detail
 from trainer import protocol
 
@@ -26,17 +26,6 @@ def post_registration(token: str, name: str = "loco", **fields: Any) -> Any:
 def read_registration(response: Any) -> protocol.RegisterReply:
     assert response.status_code == 200, response.content
     return protocol.RegisterReply.model_validate_json(response.content)
-
-
-def test_registered_node_polls() -> None:
-    owner = User.objects.create_user("ada")
-    token = node_tokens.create_join_token(labels=["h100"], trusted=True, owner=owner)
-    response = read_registration(post_registration(token, labels=("mine",)))
-    assert response.public_key == signing.get_public_key()
-    node = Node.objects.get()
-    assert (node.name, node.owner, node.labels, node.trusted) == ("loco", owner, ["h100", "mine"], True)
-    create_job(needs_labels=["h100"], needs_trusted=True)
-    assert Agent(response.token).request_action().action == "job"
 
 
 def test_registered_node_has_trust_of_its_token() -> None:
@@ -103,14 +92,6 @@ def test_unknown_join_token_is_rejected() -> None:
     assert post_registration(node_tokens.generate_token("join")).status_code == 401
 
 
-def test_registered_node_with_used_name_gets_number() -> None:
-    names = [
-        Node.objects.get(pk=read_registration(post_registration(node_tokens.create_join_token())).node).name
-        for _ in range(3)
-    ]
-    assert names == ["loco", "loco-2", "loco-3"]
-
-
 def test_third_node_with_the_longest_name_gets_a_free_one() -> None:
     names = [node_tokens.find_free_name("n" * 80)]
     for _ in range(3):
@@ -139,8 +120,3 @@ def test_tokens_are_hashed_and_have_prefixes() -> None:
             with connection.cursor() as cursor:
                 cursor.execute(f"SELECT * FROM {table}")  # noqa: S608
                 assert token not in repr(cursor.fetchall())
-
-
-def test_registration_records_event() -> None:
-    read_registration(post_registration(node_tokens.create_join_token(trusted=True)))
-    assert Event.objects.get().sentence == "loco joined as a trusted node."

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shlex
@@ -20,7 +19,7 @@ from django.db import connection
 from django.http import HttpResponse
 from django.test import Client
 from django.utils import timezone
-from pytest_django import DjangoAssertNumQueries, Settings
+from pytest_django import Settings
 
 from scheduler import node_slots, pool
 from scheduler.job_kinds import PoolTrack
@@ -29,7 +28,6 @@ from scheduler.sponsors.forms import LendForm
 from tests.support.pool import HARDWARE, Agent, create_job, create_node, read_error_detail
 from trainer import protocol
 from trainer.cli.node import build_parser
-from trainer.node.job import GRACE_SECONDS
 from trainer.sandbox import bubblewrap
 from trainer.sandbox.spec import ResourceLimits, SandboxSpec
 
@@ -111,10 +109,6 @@ def post_node_action(client: Client, node: Node, action: str) -> HttpResponse:
 # --- the form --------------------------------------------------------------------------------------------------------
 
 
-def test_lending_form_requires_sign_in(client: Client) -> None:
-    assert client.get("/sponsors/lend/")["Location"] == "/accounts/login/?next=/sponsors/lend/"
-
-
 def test_lending_form_saves_settings_on_node(client: Client, signed_in_user: User) -> None:
     node = create_lent_node(
         client,
@@ -162,11 +156,6 @@ def test_node_lent_to_one_track_serves_only_it(client: Client, signed_in_user: U
 
 def list_two_tracks() -> dict[str, PoolTrack]:
     return {"small": PoolTrack("Small models"), "night": PoolTrack("One night")}
-
-
-def test_anonymous_sponsor_needs_no_name(client: Client, signed_in_user: User) -> None:
-    assert not create_lent_node(client, shown="anonymous", sponsor_name="", sponsor_link="").shown
-    assert not Sponsor.objects.exists()
 
 
 @pytest.mark.parametrize(
@@ -225,17 +214,6 @@ def test_name_that_another_node_takes_after_the_check_is_refused(
     assert not Sponsor.objects.exists()
 
 
-def test_lending_form_error_keeps_checkboxes(client: Client, signed_in_user: User) -> None:
-    content = post_lending_form(
-        client, name="", available="windows", days_1=["2", "6"], from_1="08:00", to_1="09:30"
-    ).content.decode()
-
-    for day in ("2", "6"):
-        assert re.search(rf'name="days_1" value="{day}"[^>]*checked', content), day
-    assert re.search(r'name="to_1" value="09:30"', content)
-    assert re.search(r'name="available" value="windows"[^>]*checked', content)
-
-
 def test_unjoined_nodes_per_owner_are_limited(client: Client, signed_in_user: User) -> None:
     for number in range(20):
         Node.objects.create(name=f"paper-{number}", owner=signed_in_user)
@@ -267,59 +245,6 @@ def test_node_settings_can_be_changed(client: Client, signed_in_user: User) -> N
 # --- the install commands --------------------------------------------------------------------------------------------
 
 
-def test_install_commands_have_name_labels_and_token(client: Client, signed_in_user: User) -> None:
-    node = create_lent_node(client, labels="mine")
-    docker, pipx = get_install_command(client, node, "docker"), get_install_command(client, node, "pipx")
-
-    assert docker[:2] == ["docker", "run"]
-    assert docker[docker.index("--gpus") + 1] == "all"
-    assert "--privileged" not in docker
-    assert pipx[:2] == ["pipx", "run"]
-    for command in (docker, pipx):
-        assert command[command.index("--name", command.index("--server")) + 1] == "loco"
-        assert command[command.index("--label") + 1] == "mine"
-
-    agent = register_node(get_join_token(docker))
-
-    assert get_join_token(docker) == get_join_token(pipx)
-    assert agent.request_action().action == "idle"
-    node.refresh_from_db()
-    assert (node.state, node.owner, Node.objects.count()) == (Node.State.ONLINE, signed_in_user, 1)
-
-
-def test_docker_command_without_gpus_requests_none(client: Client, signed_in_user: User) -> None:
-    assert "--gpus" not in get_install_command(client, create_lent_node(client, gpu_count="0"), "docker")
-
-
-def test_docker_command_matches_the_image(client: Client, signed_in_user: User, settings: Settings) -> None:
-    node = create_lent_node(client)
-    command = get_install_command(client, node, "docker")
-    target = (Path(settings.BASE_DIR) / "Dockerfile").read_text().partition("AS node\n")[2]
-    entry, volume = (re.search(rf"^{word} (.+)$", target, re.MULTILINE) for word in ("ENTRYPOINT", "VOLUME"))
-    assert entry
-    assert volume
-    image = command.index(settings.NODE_IMAGE)
-    options, agent_arguments = command[:image], command[image + 1 :]
-    assert json.loads(entry[1]) == ["dailytrain", "node"]
-    assert build_parser().parse_args(agent_arguments).name == "loco", (
-        "the agent parses the arguments after the image's name"
-    )
-    assert options[options.index("-v") + 1] == f"dailytrain-loco:{volume[1]}"
-    assert re.search(rf"^ENV DAILYTRAIN_HOME={volume[1]}$", target, re.MULTILINE), (
-        "the image stores its data in the volume"
-    )
-    assert int(options[options.index("--stop-timeout") + 1]) > GRACE_SECONDS, "Docker waits for the last checkpoint"
-    assert {"seccomp=unconfined", "apparmor=unconfined", "systempaths=unconfined"} <= set(options)
-    assert options[options.index("--cap-drop") + 1] == "ALL"
-
-
-def test_docker_command_drops_capabilities(client: Client, signed_in_user: User) -> None:
-    command = get_install_command(client, create_lent_node(client), "docker")
-    assert command[command.index("--cap-drop") + 1] == "ALL"
-    assert "no-new-privileges" in command
-    assert "--privileged" not in command
-
-
 def test_bubblewrap_without_capabilities_works(monkeypatch: pytest.MonkeyPatch) -> None:
     # As the container's user with what `--cap-drop ALL` and `no-new-privileges` leave. The image's Python is in /usr.
     monkeypatch.setattr(bubblewrap, "list_interpreter_paths", list)
@@ -334,19 +259,6 @@ def test_bubblewrap_without_capabilities_works(monkeypatch: pytest.MonkeyPatch) 
     assert re.search(r"^NoNewPrivs:\s1$", process.stdout, re.MULTILINE)
 
 
-def test_docker_command_for_local_site_uses_host_network(
-    client: Client, signed_in_user: User, settings: Settings
-) -> None:
-    assert ("--network" in get_install_command(client, create_lent_node(client), "docker")) == (
-        "127.0.0.1" in settings.SITE_URL
-    )
-    settings.SITE_URL = "http://localhost:8000"
-    command = get_install_command(client, create_lent_node(client, name="near"), "docker")
-    assert command[command.index("--network") + 1] == "host"
-    settings.SITE_URL = "https://train.example.org"
-    assert "--network" not in get_install_command(client, create_lent_node(client, name="far"), "docker")
-
-
 def test_pipx_command_starts_agent_from_wheel(client: Client, signed_in_user: User, settings: Settings) -> None:
     command = get_install_command(client, create_lent_node(client, labels="mine"), "pipx")
     wheel = f"{settings.SITE_URL}/download/dailytrain-1.2.3-py3-none-any.whl#sha256={sha256(b'a wheel').hexdigest()}"
@@ -356,31 +268,6 @@ def test_pipx_command_starts_agent_from_wheel(client: Client, signed_in_user: Us
     assert project["name"] == "dailytrain"
     assert command[5] == "node"
     assert build_parser().parse_args(command[6:]).label == ["mine"]
-
-
-def test_pipx_command_for_cpu_takes_torch_from_the_cpu_index(client: Client, signed_in_user: User) -> None:
-    command = get_install_command(client, create_lent_node(client, gpu_count="0"), "pipx")
-    assert command[3].startswith("dailytrain[training,notebook,swarm] @ http")
-    assert command[4:6] == ["--pip-args=--extra-index-url=https://download.pytorch.org/whl/cpu", "dailytrain"]
-    with_gpu = get_install_command(client, create_lent_node(client, name="with-gpu"), "pipx")
-    assert "extra-index-url" not in " ".join(with_gpu)
-
-
-@pytest.mark.parametrize(
-    ("gpu", "is_hopper"), [("NVIDIA H100 80GB HBM3", True), ("h200", True), ("RTX 3090", False), ("GH200", False)]
-)
-def test_pipx_command_of_a_hopper_gpu_installs_flash_attention_3_if_a_wheel_fits(
-    client: Client, signed_in_user: User, gpu: str, is_hopper: bool
-) -> None:
-    node = create_lent_node(client, gpu_name=gpu, labels="mine")
-    words, page = get_install_command(client, node, "pipx"), get_node_page(client, node)
-    assert ("flash-attn-3" in words) == is_hopper
-    assert ("FlashAttention 3 is included if" in page) == is_hopper
-    if is_hopper:
-        assert words[:3] == ["pipx", "install", "--force"]
-        assert words[3].startswith("dailytrain[training,gpu,notebook,swarm] @ http")
-        start = words.index("node")
-        assert build_parser().parse_args(words[start + 1 :]).label == ["mine"]
 
 
 @pytest.mark.parametrize("result", ["true", "false"])
@@ -411,16 +298,6 @@ def test_pipx_command_of_a_hopper_gpu_starts_the_node_with_and_without_a_wheel(
     assert ("No wheel of FlashAttention 3 fits" in done.stdout) == (result == "false")
 
 
-def test_new_command_for_a_node_with_a_failing_gpu_brings_gpu_packages(client: Client, signed_in_user: User) -> None:
-    node = create_lent_node(client)
-    agent = register_node(get_join_token(get_install_command(client, node, "pipx")))
-    agent.hardware = HARDWARE.model_copy(update={"unusable_gpus": (protocol.Gpu(name="GPU 0", problem="Lost."),)})
-    agent.request_action()
-    post_node_action(client, node, "rotate")
-    assert "[training,gpu," in get_install_command(client, node, "pipx")[3]
-    assert "--gpus" in get_install_command(client, node, "docker")
-
-
 @pytest.mark.parametrize(
     ("fields", "extras"),
     [
@@ -438,13 +315,6 @@ def test_pipx_command_brings_what_the_node_is_lent_for(
     assert command[3].startswith(f"dailytrain[{extras}] @ http")
     project = tomllib.loads((Path(settings.BASE_DIR) / "pyproject.toml").read_text())["project"]
     assert set(project["optional-dependencies"]) >= set(extras.split(","))
-
-
-def test_install_page_without_image_shows_pipx_only(client: Client, signed_in_user: User, settings: Settings) -> None:
-    settings.NODE_IMAGE = ""
-    page = get_node_page(client, create_lent_node(client))
-    assert "docker run" not in page
-    assert "Paste this command on loco" in page
 
 
 def test_install_page_without_wheel_names_the_remedy(client: Client, signed_in_user: User, settings: Settings) -> None:
@@ -472,23 +342,6 @@ def test_node_page_names_each_gpu_and_why_one_is_unusable(client: Client, signed
     assert "none found" not in page
     node.refresh_from_db()
     assert node_slots.build_node_slot(node, timezone.now()).gpus == 1, "matching counts usable GPUs"
-
-
-def test_install_page_shows_joined_node(client: Client, signed_in_user: User) -> None:
-    node = create_lent_node(client)
-    live_url = f"/sponsors/nodes/{node.pk}/live.json"
-    first = client.get(live_url)
-    assert "loco has joined" not in get_node_page(client, node)
-    assert 'http-equiv="refresh"' in get_node_page(client, node), "reloads without JavaScript, too"
-    assert client.get(live_url, headers={"If-None-Match": first["ETag"]}).status_code == 304
-
-    register_node(get_join_token(get_install_command(client, node, "docker")))
-
-    second = client.get(live_url, headers={"If-None-Match": first["ETag"]})
-    assert second.status_code == 200
-    assert second.json()["revision"] != first.json()["revision"]
-    assert "loco has joined" in get_node_page(client, node)
-    assert 'http-equiv="refresh"' not in get_node_page(client, node)
 
 
 def test_site_stores_no_plain_token(client: Client, signed_in_user: User) -> None:
@@ -581,16 +434,6 @@ def test_revoking_node_expires_all_its_tokens(client: Client, joined_node: tuple
     assert "revoked" in get_node_page(client, node)
 
 
-def test_node_actions_record_events_with_actor(client: Client, joined_node: tuple[Node, Agent]) -> None:
-    node, _ = joined_node
-    before = Event.objects.about(node).count()
-
-    for action in ("drain", "resume", "pause", "resume", "rotate", "revoke"):
-        assert post_node_action(client, node, action).status_code == 302
-
-    assert list(Event.objects.about(node).values_list("actor", flat=True))[before:] == ["ada"] * 6
-
-
 def test_repeated_node_action_changes_nothing(client: Client, joined_node: tuple[Node, Agent]) -> None:
     node, _ = joined_node
     for action in ("drain", "pause", "resume", "revoke"):
@@ -605,14 +448,6 @@ def test_get_request_changes_no_node(client: Client, joined_node: tuple[Node, Ag
     for action in ("drain", "pause", "resume", "revoke", "rotate", "forget"):
         assert client.get(f"/sponsors/nodes/{node.pk}/{action}/").status_code == 405
     assert post_node_action(client, node, "explode").status_code == 404
-
-
-def test_node_action_requires_csrf_token(joined_node: tuple[Node, Agent], signed_in_user: User) -> None:
-    node, _ = joined_node
-    strict = Client(enforce_csrf_checks=True)
-    strict.force_login(signed_in_user)
-
-    assert post_node_action(strict, node, "revoke").status_code == 403
 
 
 def test_node_page_for_other_users_is_not_found(joined_node: tuple[Node, Agent]) -> None:
@@ -659,24 +494,3 @@ def test_only_unjoined_node_can_be_deleted(client: Client, joined_node: tuple[No
 
     assert [node.name for node in Node.objects.all()] == ["loco"]
     assert not JoinToken.objects.filter(renews=unjoined_node.pk).exists()
-
-
-def test_own_nodes_page_takes_few_queries(
-    client: Client, signed_in_user: User, django_assert_max_num_queries: DjangoAssertNumQueries
-) -> None:
-    for number in range(30):
-        create_node(f"lent-{number}", owner=signed_in_user)
-    create_node("other-owner")
-
-    with django_assert_max_num_queries(8):
-        content = client.get("/sponsors/mine/").content.decode()
-
-    assert "lent-29" in content
-    assert "other-owner" not in content
-
-
-def test_lending_form_time_zones_exist(client: Client, signed_in_user: User) -> None:
-    content = client.get("/sponsors/lend/").content.decode()
-
-    assert '<optgroup label="Europe">' in content
-    assert 'value="America/Argentina/Buenos_Aires"' in content

@@ -9,34 +9,19 @@ if TYPE_CHECKING:
     from trainer.models.base import Architecture
 
 PUBLIC_ARCHITECTURES = (
-    # attention
+    # attention, depth and sharing
     "alibi",
-    "grouped_query_attention",
-    "multi_latent_attention",
-    "differential_attention",
-    "primer",
-    # depth and sharing
     "albert",
     "recurrent_depth",
-    "stochastic_depth",
-    # tables, experts, inputs and outputs
+    # experts, inputs and outputs
     "mixture_of_experts",
-    "product_key_memory",
     "mixture_of_softmaxes",
-    "ngram_hash_embeddings",
     "megabyte",
-    # linear attention and recurrences
-    "linear_attention",
-    "gated_linear_attention",
+    # recurrences and convolutions
     "delta_net",
     "mamba",
     "lstm",
-    "min_gru",
-    # convolutions and matrices over positions
-    "long_convolution",
     "hyena",
-    "gated_convolution",
-    "gmlp",
 )
 
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.deepspeed_zero2 import STEPS
 from tests.support.paths import REPOSITORY
 from tests.support.waits import WAIT_SECONDS
+from tests.trainer.distributed.deepspeed_zero2 import STEPS
 
 pytestmark = [
     pytest.mark.processes,
@@ -28,7 +28,7 @@ def test_zero2_losses_and_norms_equal_deepspeeds(tmp_path: Path) -> None:
     out = tmp_path / "result.json"
     launcher = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
     done = subprocess.run(
-        [*launcher, "-m", "tests.support.deepspeed_zero2", str(out)],
+        [*launcher, "-m", "tests.trainer.distributed.deepspeed_zero2", str(out)],
         cwd=REPOSITORY,
         env={**os.environ, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"},
         capture_output=True,

@@ -16,8 +16,8 @@ from tests.support.interrupted_runs import train
 from tests.support.metrics_lines import numbers
 from tests.support.paths import REPOSITORY
 from tests.support.tiny import TINY_RWKV5
-from tests.support.two_processes import CHUNKED, IN_BF16, RUNS, WITH_OPTIONS, get_flags
 from tests.support.waits import WAIT_SECONDS
+from tests.trainer.distributed.two_processes import CHUNKED, IN_BF16, RUNS, WITH_OPTIONS, get_flags
 from trainer.checkpoint.folders import get_checkpoint_step, list_checkpoints
 from trainer.checkpoint.store import find_latest_checkpoint
 from trainer.distributed.ports import find_free_port
@@ -37,7 +37,7 @@ def runs(dataset_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
     }
     both = [
         subprocess.Popen(
-            [sys.executable, "-m", "tests.support.two_processes", str(dataset_folder), str(out)],
+            [sys.executable, "-m", "tests.trainer.distributed.two_processes", str(dataset_folder), str(out)],
             cwd=REPOSITORY,
             env={**os.environ, **address, "LOCAL_RANK": str(rank)},
             stderr=subprocess.PIPE,

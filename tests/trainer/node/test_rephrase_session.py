@@ -13,8 +13,8 @@ from tests.support.agent_process import Node
 from tests.support.agent_thread import AgentThread
 from tests.support.genesis import texts
 from tests.support.model_server import NAME, EchoModel, SynonymModel, serve_model
-from tests.support.packet_api_server import PacketApiServer
 from tests.support.waits import WAIT_SECONDS, wait_until
+from tests.trainer.node.packet_api_server import PacketApiServer
 from trainer import protocol
 from trainer.distributed.ports import find_free_port
 from trainer.node import rephrase_session

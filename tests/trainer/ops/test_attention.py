@@ -17,7 +17,7 @@ import torch.nn.attention
 from torch import Tensor
 
 from tests.support.paths import REPOSITORY
-from tests.support.varlen_kernel import register_varlen_kernel
+from tests.trainer.ops.varlen_kernel import register_varlen_kernel
 from trainer.graph.model import build_model
 from trainer.graph.trace import trace_architecture
 from trainer.models import load_architecture

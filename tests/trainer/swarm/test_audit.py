@@ -49,8 +49,8 @@ class FalseDistanceExchange(FalseNormExchange):
 class FalseSumExchange(SumExchange):
     """Publish a sum other than zero without a micro-batch."""
 
-    def get_own_part(self, which: str, part: messages.SumPart) -> Tensor:
-        tensor = super().get_own_part(which, part)
+    def get_own_part(self, part: messages.SumPart) -> Tensor:
+        tensor = super().get_own_part(part)
         return tensor if self.state.held else torch.ones_like(tensor)
 
 
@@ -61,12 +61,11 @@ class UnreadableSumExchange(SumExchange):
         self.reads_left = len(request.peers)
         return await super().vote(request)
 
-    def get_own_part(self, which: str, part: messages.SumPart) -> Tensor:
-        if which == "snapshot":
-            self.reads_left -= 1
-            if self.reads_left < 0:
-                raise CallRefusedError("slow", "the sum is not available yet")
-        return super().get_own_part(which, part)
+    def get_own_part(self, part: messages.SumPart) -> Tensor:
+        self.reads_left -= 1
+        if self.reads_left < 0:
+            raise CallRefusedError("slow", "the sum is not available yet")
+        return super().get_own_part(part)
 
 
 class FalseNormWorker(Worker):

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import plain_pipeline
 from tests.support.swarm_chain import build_tiny_config
+from tests.trainer.swarm import plain_pipeline
 from trainer.data.dataset import Dataset
 from trainer.swarm.comparison import iter_losses
 from trainer.swarm.data import Batches

@@ -31,7 +31,7 @@ def check_swarm(folder: Path, lies: dict[str, tuple[str, int]], audit: float = 0
     config = build_tiny_config(Dataset.open(folder), steps=STEPS, checkpoint_every=STEPS, micro_batches=12, audit=audit)
     faults = {name: [Fault(kind="drop", point=f"lie:{lie}", step=step)] for name, (lie, step) in lies.items()}
     requested = [0, 1] * 3
-    modules = dict.fromkeys(lies, "tests.support.swarm_liar")
+    modules = dict.fromkeys(lies, "tests.trainer.swarm.swarm_liar")
     with LocalSwarm(config, folder, requested, FaultPlan(faults), timeout=10, modules=modules) as swarm:
         lines = swarm.run(WAIT_SECONDS)
         assert not swarm.find_leftovers()

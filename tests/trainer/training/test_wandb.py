@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.support.interrupted_runs import train
-from tests.support.wandb_server import API_KEY, StoredRun, WandbServer, serve_wandb
+from tests.trainer.training.wandb_server import API_KEY, StoredRun, WandbServer, serve_wandb
 from trainer import protocol
 from trainer.data.dataset import Dataset
 from trainer.errors import ExitCode

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.in_process_trials import InProcessTrialRunner
 from tests.support.paths import REPOSITORY
+from tests.trainer.trials.in_process_trials import InProcessTrialRunner
 from trainer.cli.main import main
 from trainer.cli.try_idea import PRESET
 from trainer.models import UnknownArchitectureError

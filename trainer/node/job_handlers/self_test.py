@@ -83,7 +83,7 @@ def score_row(job: Job, dataset: Path) -> tuple[SandboxProcess, dict[str, Any]]:
     output = job.workspace.scratch / "output.json"
     command = [*PYTHON_COMMAND, "-m", "trainer.cli", "score", str(job.workspace.out), "--dataset", str(dataset)]
     command += ["--json", "--device", "cuda" if job.context.slot.gpus else "auto"]
-    command += ["--limit-tokens", str(SCORED_TOKENS), "--suite", "blimp_sample", "--suite-limit", "1"]
+    command += ["--limit-tokens", str(SCORED_TOKENS), "--suite", "blimp_sample", "--suite-limit", "5"]
     process = job.run_process(get_driver("none"), build_trusted_spec(job, command, job.limits), output=output)
     return process, read_output(output) or {}
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,7 +14,7 @@ import pytest
 import yaml
 from django.core.cache import cache, caches
 
-from leaderboard.models import ApiToken, Run, Track
+from leaderboard.models import Run, Track
 from tests.leaderboard.conftest import Repository
 from tests.support import oidc_issuer
 from tests.support.clean_environment import build_clean_environment
@@ -92,37 +91,6 @@ def test_ci_job_with_github_token_requests_run_and_writes_summary(job_environmen
     assert "of this job" not in process.stdout + summary
 
 
-def test_ci_job_with_site_token_does_not_call_github(
-    job_environment: dict[str, str], oidc_server: Issuer, maintainer: Any
-) -> None:
-    token = ApiToken(name="CI", owner=maintainer)
-    secret = token.draw_secret()
-    token.save()
-    assert run_program("request_run.py", job_environment | {"TRAIN_TOKEN": secret}).returncode == 0
-    assert oidc_server.requests == []
-
-
-@pytest.mark.parametrize(
-    ("changed", "sentence"),
-    [
-        ({"ACTIONS_ID_TOKEN_REQUEST_URL": ""}, "GitHub gives this job no token. It needs `permissions: id-token"),
-        ({"TRAIN_TRACK": "none"}, "track: there is no track 'none'."),
-        ({"TRAIN_HEAD": "1" * 40}, "The token is of commit"),
-        ({"TRAIN_ARCHITECTURE": "smear gpt"}, "A run trains one architecture"),
-        ({"TRAIN_SITE": "http://127.0.0.1:9"}, "127.0.0.1:9 cannot be reached"),
-    ],
-)
-def test_ci_job_with_rejected_request_reports_error(
-    job_environment: dict[str, str], changed: dict[str, str], sentence: str
-) -> None:
-    process = run_program("request_run.py", job_environment | changed)
-    assert process.returncode == 2
-    assert "Traceback" not in process.stderr
-    assert sentence in process.stdout
-    assert re.search("^::error::", process.stdout, re.MULTILINE)
-    assert sentence in read_job_file(job_environment, "GITHUB_STEP_SUMMARY")
-
-
 def test_ci_job_waiting_for_result_exits_with_run_state(job_environment: dict[str, str]) -> None:
     assert run_program("request_run.py", job_environment).returncode == 0
     for state, code in (("finished", 0), ("failed", 1)):
@@ -152,13 +120,6 @@ def test_changed_files_of_pull_request_select_architectures(
     main_repository.commit("Idea", {path: "better = True\n"})
     process = run_program("changed_architectures.py", {"PATH": os.environ["PATH"], "BASE": base}, main_repository.path)
     assert process.stdout.splitlines() == [f"architectures={architectures}", f"one={single}"], process.stderr
-
-
-def test_named_architecture_overrides_changed_files(main_repository: Repository) -> None:
-    process = run_program(
-        "changed_architectures.py", {"PATH": os.environ["PATH"], "ARCHITECTURES": "gpt"}, main_repository.path
-    )
-    assert process.stdout.splitlines() == ["architectures=gpt", "one=gpt"]
 
 
 SMOKE_RESULT = {
@@ -226,16 +187,3 @@ def test_workflow_scripts_interpolate_no_expressions() -> None:
     scripts = [step["run"] for step in steps if "run" in step]
     assert len(scripts) == 4
     assert not any("${{" in script for script in scripts)
-
-
-def test_workflow_inputs_are_declared_by_the_action() -> None:
-    action = yaml.safe_load((ACTION / "action.yml").read_text())
-    workflow = yaml.safe_load((REPOSITORY / ".github" / "workflows" / "train.yml").read_text())
-    for job in workflow["jobs"].values():
-        for step in job["steps"]:
-            if step.get("uses") == "./.github/actions/train":
-                assert step["with"].keys() <= action["inputs"].keys()
-    for step in action["runs"]["steps"]:
-        assert step["shell"] == "bash"
-        if match := re.search(r"ACTION_PATH/(\w+\.py)", step["run"]):
-            assert (ACTION / match[1]).is_file()

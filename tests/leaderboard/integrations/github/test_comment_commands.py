@@ -72,17 +72,6 @@ def test_comment_with_quoted_or_foreign_command_gives_none(text: str) -> None:
     assert command_parser.parse_comment(text) == []
 
 
-def test_comment_with_many_commands_is_parsed_up_to_limit() -> None:
-    commands = command_parser.parse_comment("/priority 5\n/approve\n" + "/cancel\n" * 9)
-    assert [command.action for command in commands if isinstance(command, Command)] == [
-        "priority",
-        "approve",
-        "cancel",
-        "cancel",
-        "cancel",
-    ]
-
-
 @given(st.text(max_size=300))
 def test_comment_with_any_text_is_parsed_without_error(text: str) -> None:
     command_parser.parse_comment(text)

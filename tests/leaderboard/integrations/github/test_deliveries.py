@@ -61,12 +61,6 @@ def test_delivery_whose_handler_fails_is_retried_a_few_times(
     assert OutboxMessage.objects.values_list("state", "problem").get() == (state, problem)
 
 
-def test_each_event_has_a_callable_handler() -> None:
-    assert {"pull_request", "issue_comment", "check_run", "installation"} <= set(EVENTS)
-    for path in EVENTS.values():
-        assert callable(import_string(path))
-
-
 # --- installations ---------------------------------------------------------------------------------------------------
 
 

@@ -22,10 +22,6 @@ def parse_body(body: str) -> FrontMatter:
     return parsed
 
 
-def test_front_matter_in_plain_form_is_parsed() -> None:
-    assert parse_body(BLOCK) == FrontMatter(**FIELDS)
-
-
 @pytest.mark.parametrize(
     "body",
     [
@@ -51,11 +47,6 @@ def test_front_matter_in_other_notation_gives_same_fields(body: str) -> None:
     assert parse_body(body) == FrontMatter(**FIELDS)
 
 
-def test_front_matter_value_with_yaml_characters_needs_no_quotes() -> None:
-    hypothesis = 'So: it\'s 2 x "as good" - #1, see https://example.org/a: b'
-    assert parse_body(BLOCK.replace("It helps.", hypothesis)).hypothesis == hypothesis
-
-
 def test_front_matter_with_several_faults_lists_all() -> None:
     parsed = parse_body("---\ntrack: smal\nhypotesis: It helps.\ncontact:\n---")
     assert parsed.problems == (
@@ -67,31 +58,9 @@ def test_front_matter_with_several_faults_lists_all() -> None:
     )
 
 
-def test_front_matter_with_duplicate_field_gives_problem() -> None:
-    assert parse_body(BLOCK.replace("contact:", "track: day\ncontact:")).problems == (
-        "`track` comes twice: leave one.",
-    )
-
-
-def test_front_matter_with_track_none_requests_no_run() -> None:
-    assert parse_body("---\ntrack: None\nhypothesis:\n---").wants_no_run
-
-
 def test_front_matter_of_unchanged_template_is_none() -> None:
     assert front_matter.parse_front_matter(TEMPLATE.read_text(), TRACKS) is None
     assert front_matter.parse_front_matter(TEMPLATE.read_text().replace("\n", "\r\n"), TRACKS) is None
-
-
-def test_front_matter_of_completed_template_is_parsed() -> None:
-    body = TEMPLATE.read_text()
-    for name, value in FIELDS.items():
-        body = body.replace(f"\n{name}:\n", f"\n{name}: {value}\n")
-    assert parse_body(body) == FrontMatter(**FIELDS)
-
-
-@pytest.mark.parametrize("body", [None, "", "A change of the docs.", "---\nJust a rule.\n---", "```\nx: 1\n```"])
-def test_front_matter_of_body_without_block_is_none(body: str | None) -> None:
-    assert front_matter.parse_front_matter(body, TRACKS) is None
 
 
 @pytest.mark.parametrize(

@@ -39,25 +39,6 @@ def token_client(github: GitHub, settings: Any) -> Client:
     return client.get_client("trains/daily")
 
 
-def test_comment_is_created_listed_edited_and_minimized(app_client: Client, github: GitHub) -> None:
-    number = app_client.create_comment(7, "All aboard")
-    github.post_comment("trains/daily", 7, "ada", "Thank you", announce=False)
-    app_client.edit_comment(number, "Departed")
-    own_comment, other_comment = app_client.list_comments(7)
-    assert (own_comment.id, own_comment.body, own_comment.author, own_comment.is_own) == (
-        number,
-        "Departed",
-        "daily-train[bot]",
-        True,
-    )
-    assert (other_comment.body, other_comment.author, other_comment.is_own) == ("Thank you", "ada", False)
-    app_client.minimize_comment(own_comment.node_id)
-    assert github.minimized_comments == {own_comment.node_id}
-    app_client.add_reaction(other_comment.id, "+1")
-    app_client.add_reaction(other_comment.id, "+1")
-    assert github.repositories["trains/daily"].reactions == [(other_comment.id, "+1")]
-
-
 def test_comments_on_several_pages_are_all_listed(app_client: Client, github: GitHub) -> None:
     github.largest_page = 2
     for number in range(5):
@@ -73,13 +54,6 @@ def test_installation_token_is_requested_once(app_client: Client, github: GitHub
     assert github.count_requests("POST", "/access_tokens") == 1
 
 
-def test_installation_token_that_github_rejects_is_replaced(app_client: Client, github: GitHub) -> None:
-    app_client.get_pull_request(7)
-    github.tokens.clear()
-    assert app_client.create_comment(7, "Still here")
-    assert github.count_requests("POST", "/access_tokens") == 2
-
-
 def test_unchanged_resource_costs_no_rate_limit(app_client: Client, github: GitHub) -> None:
     first = app_client.get_pull_request(7)
     remaining = github.remaining
@@ -88,24 +62,6 @@ def test_unchanged_resource_costs_no_rate_limit(app_client: Client, github: GitH
     assert github.requests[-1] == ("GET", "/repos/trains/daily/pulls/7", 304)
     github.change_pull_request("edited", "trains/daily", 7, title="Another")
     assert app_client.get_pull_request(7)["title"] == "Another"
-
-
-def test_check_is_updated_from_queued_to_success(app_client: Client, github: GitHub) -> None:
-    check_id = app_client.update_check(SHA, "train", status="queued", title="Waiting", external_id="entry-1")
-    app_client.update_check(SHA, "train", status="in_progress", title="Half-way", external_id="entry-1", known=check_id)
-    app_client.update_check(
-        SHA,
-        "train",
-        status="completed",
-        conclusion="success",
-        title="1.05x",
-        external_id="entry-1",
-        url="https://t.example",
-    )
-    (check,) = github.repositories["trains/daily"].checks.values()
-    assert (check["id"], check["status"], check["conclusion"]) == (check_id, "completed", "success")
-    assert check["output"] == {"title": "1.05x", "summary": "1.05x"}
-    assert check["details_url"] == "https://t.example"
 
 
 def test_check_whose_response_was_lost_is_not_duplicated(app_client: Client, github: GitHub) -> None:
@@ -125,18 +81,6 @@ def test_check_with_plain_token_is_a_commit_status(token_client: Client, github:
     assert [row["state"] for row in statuses] == ["pending", "failure", "success"]
     assert len(statuses[0]["description"]) == 140
     assert not github.repositories["trains/daily"].checks
-
-
-def test_comment_with_plain_token_is_by_its_owner(token_client: Client, github: GitHub) -> None:
-    token_client.create_comment(7, "Mine")
-    (comment,) = token_client.list_comments(7)
-    assert (comment.author, comment.is_own, token_client.get_login()) == ("mara", True, "mara")
-
-
-@pytest.mark.parametrize("role", ["admin", "maintain", "write", "triage", "read", "none"])
-def test_permission_of_collaborator_is_its_role(app_client: Client, github: GitHub, role: str) -> None:
-    github.repositories["trains/daily"].roles["ada"] = role
-    assert app_client.get_permission("ada") == role
 
 
 def test_permission_of_custom_role_is_its_base_role(app_client: Client, github: GitHub) -> None:
@@ -171,27 +115,6 @@ def test_active_rate_limit_blocks_further_requests(app_client: Client, github: G
     assert len(github.requests) == request_count
     caches["github"].clear()
     assert app_client.create_comment(7, "Later")
-
-
-def test_secondary_limit_without_retry_after_waits_a_minute(app_client: Client, github: GitHub) -> None:
-    github.apply_secondary_limit(None, path="/comments")
-    with pytest.raises(RetryLater) as limited:
-        app_client.create_comment(7, "Too fast")
-    assert limited.value.after == timedelta(minutes=1)
-
-
-def test_status_429_is_a_rate_limit(app_client: Client, github: GitHub) -> None:
-    github.fail_requests(429, "Too many requests", path="/comments", Retry_After="7")
-    with pytest.raises(RetryLater) as limited:
-        app_client.create_comment(7, "Too fast")
-    assert limited.value.after == timedelta(seconds=7)
-
-
-def test_rate_limit_with_distant_reset_waits_an_hour_at_most(app_client: Client, github: GitHub) -> None:
-    github.remaining, github.reset = 0, int(time.time()) + 10**6
-    with pytest.raises(RetryLater) as limited:
-        app_client.get_pull_request(7)
-    assert limited.value.after == timedelta(hours=1)
 
 
 def test_graphql_rate_limit_is_retried(app_client: Client, github: GitHub) -> None:
@@ -278,12 +201,6 @@ def test_enterprise_server_uses_its_own_graphql_path(app_client: Client, github:
 # --- credentials -----------------------------------------------------------------------------------------------------
 
 
-def test_client_without_credentials_is_not_connected(settings: Any, db: None) -> None:
-    settings.GITHUB_APP_ID = settings.GITHUB_TOKEN = ""
-    with pytest.raises(NotConnectedError, match=r"see docs/how-to/github\.md"):
-        client.get_client("trains/daily")
-
-
 def test_client_of_app_that_is_not_installed_names_repository(github: GitHub) -> None:
     github.get_or_create_repository("others/fork")
     with pytest.raises(NotConnectedError, match="not installed for others/fork"):
@@ -305,12 +222,6 @@ def test_client_with_invalid_private_key_reports_it(github: GitHub, settings: An
         client.get_client("trains/daily")
 
 
-def test_client_with_key_of_another_app_is_rejected(github: GitHub, settings: Any) -> None:
-    settings.GITHUB_APP_ID = "12"
-    with pytest.raises(RetryLater, match="JSON web token could not be decoded"):
-        client.get_client("trains/daily")
-
-
 def test_app_token_with_clock_ahead_is_rejected_until_clock_is_right(
     github: GitHub, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -322,31 +233,9 @@ def test_app_token_with_clock_ahead_is_rejected_until_clock_is_right(
     assert client.get_client("trains/daily")
 
 
-@pytest.mark.parametrize(
-    ("address", "name"),
-    [
-        ("https://github.com/trains/daily.git", "trains/daily"),
-        ("https://github.com/trains/daily/", "trains/daily"),
-        ("git@github.com:trains/daily.git", "trains/daily"),
-        ("https://example.org/trains/daily.git", ""),
-        ("/srv/daily", ""),
-    ],
-)
-def test_main_repository_name_is_parsed_from_url(settings: Any, address: str, name: str) -> None:
-    settings.GITHUB_REPOSITORY, settings.MAIN_REPOSITORY = "", address
-    assert client.get_configured_repository() == name
-
-
 def test_cached_response_is_not_shared_between_identities(app_client: Client, github: GitHub, settings: Any) -> None:
     app_client.get_pull_request(7)
     settings.GITHUB_APP_ID, settings.GITHUB_TOKEN = "", github_server.TOKEN
     client.get_client("trains/daily").get_pull_request(7)
     assert github.requests[-1] == ("GET", "/repos/trains/daily/pulls/7", 200)
     assert connection.API_VERSION == "2022-11-28"
-
-
-def test_django_check_with_partial_github_settings_warns(settings: Any) -> None:
-    settings.GITHUB_APP_ID, settings.GITHUB_PRIVATE_KEY, settings.GITHUB_WEBHOOK_SECRET = "1", "", ""
-    assert [warning.id for warning in client.check_github_settings(None)] == ["github.W001", "github.W002"]
-    settings.GITHUB_APP_ID = settings.GITHUB_TOKEN = ""
-    assert client.check_github_settings(None) == []

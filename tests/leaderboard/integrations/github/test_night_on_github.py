@@ -103,33 +103,3 @@ def test_nightly_check_with_plain_token_is_a_commit_status(
     (status,) = connected_github.repositories["trains/daily"].statuses
     assert (status["state"], status["context"]) == ("pending", commit_status.NAME)
     assert night.run
-
-
-def test_nightly_run_of_unchanged_baseline_adds_no_check(
-    connected_github: GitHub, finished_monday_night: Night
-) -> None:
-    events.announce_events()
-    outbox.process_due()
-    version = OutboxMessage.objects.get().version
-    assert start_night(TUESDAY).run
-    events.announce_events()
-    outbox.process_due()
-    assert len(connected_github.repositories["trains/daily"].checks) == 1
-    assert OutboxMessage.objects.get().version >= version
-
-
-def test_nightly_run_of_repository_outside_github_sends_nothing(track: Track) -> None:
-    start_night(MONDAY)
-    events.announce_events()
-    assert not OutboxMessage.objects.exists()
-
-
-def test_nightly_fetch_failure_marks_no_commit(
-    connected_github: GitHub,
-    finished_monday_night: Night,
-    main_repository: Repository,
-) -> None:
-    main_repository.path.rename(main_repository.path.with_name("gone"))
-    night = start_night(TUESDAY)
-    assert night.sha == ""
-    assert "There is no repository" in night.problem

@@ -29,24 +29,6 @@ def build_comment_text(pull: PullRequest, *commands: OutboxMessage) -> str:
     return comment_text.build_comment(pull, commands, timezone.now()).replace("\u00a0", " ")
 
 
-def list_lines(text: str) -> list[str]:
-    return [line for line in text.splitlines() if line]
-
-
-def test_comment_of_result_has_summary_next_step_and_table(pull: PullRequest) -> None:
-    text = list_lines(build_comment_text(pull))
-    assert text[0] == f"<!-- dailytrain:pull:{pull.pk} -->"
-    assert re.fullmatch(
-        r"\*\*Multiplier 1\.\d{3} .* at 1\.0 × 10¹³ FLOPs: the baseline would need \d+ % more compute .*\.\*\*",
-        text[1],
-    )
-    assert text[2].startswith("Next: ")
-    assert text[3:5] == ["| against | compute multiplier | 95 % interval |", "|---|---:|---|"]
-    assert re.fullmatch(r"\| the baseline \| 1\.\d{3} \| 1\.\d{3} to 1\.\d{3} \|", text[5])
-    assert text[6] == "<details><summary>3 runs</summary>"
-    assert any(re.match(r"\[Entry \d+\]\(http://127\.0\.0\.1:8000/entries/\d+/\) · \[run", line) for line in text)
-
-
 def test_comment_of_result_compares_with_record(pull: PullRequest) -> None:
     record = Entry.objects.get(title="Worse")
     Run.objects.filter(entry=record).update(trust=Run.Trust.RECORD)
@@ -56,11 +38,6 @@ def test_comment_of_result_compares_with_record(pull: PullRequest) -> None:
     ratio, low, high = map(float, match.groups())
     assert low < ratio < high
     assert ratio == pytest.approx(1.2 / 0.7, rel=0.2)
-
-
-def test_comment_of_record_compares_with_baseline_only(pull: PullRequest) -> None:
-    Run.objects.filter(entry=pull.entry).update(trust=Run.Trust.RECORD)
-    assert "| the record" not in build_comment_text(pull)
 
 
 def test_comment_lists_commands_with_their_answers(pull: PullRequest) -> None:
@@ -84,10 +61,6 @@ def test_comment_lists_commands_with_their_answers(pull: PullRequest) -> None:
 )
 def test_escaping_keeps_code_spans_on_one_line(text: str, expected: str) -> None:
     assert escape_except_code(text) == expected
-
-
-def test_comment_of_pull_request_without_entry_is_empty(db: None) -> None:
-    assert build_comment_text(PullRequest.objects.create(repository="trains/daily", number=8, head_sha="a" * 40)) == ""
 
 
 @pytest.mark.parametrize(

@@ -14,11 +14,9 @@ from leaderboard.integrations.github import sync
 from leaderboard.models import Entry, OutboxMessage, PullRequest, Run, Track
 from leaderboard.submissions import intake
 from scheduler import transitions
-from scheduler.markdown import escape_markdown
 from scheduler.models import Job, Node
 from tests.leaderboard.conftest import Repository, finish_run
 from tests.support import github_payloads as payloads
-from tests.support import github_server
 from tests.support.git_objects import commit_tree, write_object
 from tests.support.github_server import GitHub
 from tests.support.pull_request_author import BODY, PullRequestAuthor
@@ -38,18 +36,6 @@ def list_entries() -> list[tuple[str, str]]:
 
 
 # --- from GitHub to entries ------------------------------------------------------------------------------------------
-
-
-def test_opened_pull_request_creates_entry_and_comment(pull: PullRequestAuthor) -> None:
-    pull.open()
-    entry = Entry.objects.get()
-    assert (entry.sha, entry.architecture, entry.state, entry.kind) == (pull.sha, "smear", "proposed", "architecture")
-    assert (entry.author, entry.title, entry.url) == ("ada", "Smeared keys", pull.payload["html_url"])
-    assert entry.hypothesis == "It helps. Expected effect: 3 %"
-    assert PullRequest.objects.get().entry == entry
-    assert f"Commit `{pull.sha[:8]}` waits for a maintainer" in pull.comment
-    assert f"`/approve {pull.sha[:8]}`" in pull.comment
-    assert pull.check == ("queued", None, "Waits for approval")
 
 
 def test_pull_request_takes_over_entry_of_other_requester(pull: PullRequestAuthor, track: Track) -> None:
@@ -73,20 +59,6 @@ def test_pull_request_with_missing_fields_gets_one_updated_comment(pull: PullReq
     assert list_entries() == [(pull.sha[:8], "proposed")]
     assert "waits for a maintainer" in pull.comment
     assert len(pull.comments) == 1
-
-
-def test_pull_request_with_unknown_architecture_gets_comment(pull: PullRequestAuthor) -> None:
-    pull.open(body=BODY.replace("contact", "architecture: nonsense\ncontact"))
-    assert "The commit has no architecture 'nonsense'; it has gpt, smear." in pull.comment
-
-
-def test_model_change_without_front_matter_gets_comment_asking_for_it(pull: PullRequestAuthor) -> None:
-    pull.open(body="Just look.")
-    assert "the block that says what to train" in pull.comment
-    assert "track: small\nhypothesis:" in pull.comment
-    pull.push({"README.md": "A longer train.\n"}, since="main")
-    assert "asks for no run" in pull.comment
-    assert list_entries() == []
 
 
 @pytest.mark.parametrize("body", [None, "Docs.", "---\ntrack: none\n---"])
@@ -321,27 +293,11 @@ def test_lost_response_and_rate_limit_create_no_second_comment(pull: PullRequest
     assert pull.check == ("queued", None, "Waits for approval")
 
 
-def test_pull_request_check_with_plain_token_is_a_commit_status(
-    pull: PullRequestAuthor, github: GitHub, settings: Any
-) -> None:
-    settings.GITHUB_APP_ID = settings.GITHUB_PRIVATE_KEY = ""
-    settings.GITHUB_TOKEN = github_server.TOKEN
-    pull.open()
-    (status,) = github.get_or_create_repository("trains/daily").statuses
-    assert (status["context"], status["state"]) == ("Daily Train / small", "pending")
-    assert len(github.get_or_create_repository("trains/daily").list_comments_on(7)) == 1
-
-
 def test_site_without_github_credentials_still_creates_entry(pull: PullRequestAuthor, settings: Any) -> None:
     settings.GITHUB_APP_ID = settings.GITHUB_PRIVATE_KEY = ""
     pull.open()
     assert list_entries() == [(pull.sha[:8], "proposed")]
     assert {message.state for message in OutboxMessage.objects.filter(kind="github.comment")} == {"failed"}
-
-
-def test_escaped_markdown_mentions_no_user_and_has_no_markup() -> None:
-    text = escape_markdown("<b>@mara</b> fixes #12 | `x` [a](b)\n# no")
-    assert text == "\\<b\\>@\u2060mara\\</b\\> fixes #\u206012 \\| \\`x\\` \\[a\\](b) # no"
 
 
 def test_progress_is_reported_in_steps_of_ten_percent(

@@ -1,7 +1,7 @@
 """One of two processes on a CPU that train RWKV-5 with our `zero2` and with DeepSpeed's ZeRO-2, from the same weights.
 
-`torchrun --nproc-per-node 2 -m tests.support.deepspeed_zero2 OUT`; the first process writes losses and gradient norms
-to OUT. DeepSpeed's engine runs by itself, since Fabric's strategy for it refuses CPUs.
+`torchrun --nproc-per-node 2 -m tests.trainer.distributed.deepspeed_zero2 OUT`; the first process writes losses and
+gradient norms to OUT. DeepSpeed's engine runs by itself, since Fabric's strategy for it refuses CPUs.
 """
 
 from __future__ import annotations

@@ -10,15 +10,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tests.acceptance.site_faults.node import FaultyNode
+from tests.acceptance.site_faults.postgres import PostgresServer
 from tests.support import github_payloads as payloads
 from tests.support import github_server, hub_server
-from tests.support.faulty_node import FaultyNode
 from tests.support.full_disk import set_disk_full
 from tests.support.github_server import GitHub, compute_user_id
 from tests.support.hub_server import Hub
 from tests.support.live_site import LiveSite, commit_main, git
 from tests.support.paths import REPOSITORY
-from tests.support.postgres_server import PostgresServer
 
 REPOSITORY_NAME = "trains/daily"
 BODY = "---\r\ntrack: small\r\nhypothesis: It helps.\r\nexpected_effect: 3 %\r\ncontact: '@ada'\r\n---\r\n"
@@ -42,7 +42,7 @@ class SiteWithFaults:
         self.shas: list[str] = []
         self.live = LiveSite(folder, postgres.url)
         self.live.environment |= {
-            "DJANGO_SETTINGS_MODULE": "tests.support.fault_settings",
+            "DJANGO_SETTINGS_MODULE": "tests.acceptance.site_faults.settings",
             "PYTHONPATH": str(REPOSITORY),
             "LEASE_SECONDS": str(LEASE_SECONDS),
             "GITHUB_API_URL": github.url,

@@ -7,6 +7,6 @@ from dailytrain.settings import HOME, INSTALLED_APPS
 
 INSTALLED_APPS = [*INSTALLED_APPS, "tests.support.proven_nodes.ProvenNodes"]
 
-JOB_KINDS = {"train": "tests.support.chaos_job_kind.RecordedSteps"}
+JOB_KINDS = {"train": "tests.acceptance.chaos_job_kind.RecordedSteps"}
 STEPS = HOME / "steps"
 """The reported steps, a file for each job."""

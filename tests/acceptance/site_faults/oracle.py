@@ -18,8 +18,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from typing import Any
 
-from tests.support.faulty_node import STEPS
-from tests.support.site_with_faults import REPOSITORY_NAME, SiteWithFaults
+from tests.acceptance.site_faults.node import STEPS
+from tests.acceptance.site_faults.site import REPOSITORY_NAME, SiteWithFaults
 
 
 def find_violations(site: SiteWithFaults, site_state: dict[str, Any]) -> list[str]:

@@ -1,6 +1,6 @@
 """Migrates a database of the first release with rows to the newest state; prints the migrated rows as JSON.
 
-Run as a process with a database of its own: `python -m tests.support.old_database`.
+Run as a process with a database of its own: `python -m tests.site.old_database`.
 """
 
 from __future__ import annotations

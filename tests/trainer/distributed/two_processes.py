@@ -1,4 +1,4 @@
-"""One of two processes that train together on a CPU: `python -m tests.support.two_processes DATASET OUT`.
+"""One of two processes that train together on a CPU: `python -m tests.trainer.distributed.two_processes DATASET OUT`.
 
 For each strategy, compiled and not, it trains a whole run, and one that is stopped after some steps and resumed.
 """

@@ -1,6 +1,6 @@
 """Processes crash, Redis loses its data, PostgreSQL restarts, disks fill, clocks jump: nothing is lost or done twice.
 
-`make chaos SEED=7 SECONDS=600` chooses other faults, for longer. `tests/support/fault_oracle.py` lists what holds.
+`make chaos SEED=7 SECONDS=600` chooses other faults, for longer. `oracle.py` lists what holds.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from benchmarks.postgres import PostgresNotFoundError
+from tests.acceptance.site_faults.oracle import find_violations
+from tests.acceptance.site_faults.postgres import PostgresServer
+from tests.acceptance.site_faults.site import SiteWithFaults
 from tests.support import github_server, hub_server
-from tests.support.fault_oracle import find_violations
-from tests.support.postgres_server import PostgresServer
-from tests.support.site_with_faults import SiteWithFaults
 from tests.support.waits import WAIT_SECONDS
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]  # not `services`: its PostgreSQL and Redis are its own

@@ -1,6 +1,6 @@
 """A plain GPipe pipeline over torch.distributed, one process per stage, to compare a swarm with.
 
-    python -m tests.support.plain_pipeline CONFIG.json DATASET [--steps N]
+    python -m tests.trainer.swarm.plain_pipeline CONFIG.json DATASET [--steps N]
 
 All micro-batches run forward, then all run backward (arXiv 1811.06965, figure 2c). If one process dies the run ends.
 Prints the losses and the seconds of its steps as one line of JSON.
@@ -102,7 +102,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         config = SwarmConfig.model_validate_json(options.config.read_bytes())
         batches = Batches(Dataset.open(options.dataset), config)
     except (OSError, ValidationError, ValueError) as error:
-        sys.stderr.write(f"tests.support.plain_pipeline: {' '.join(str(error).split())}\n")
+        sys.stderr.write(f"tests.trainer.swarm.plain_pipeline: {' '.join(str(error).split())}\n")
         return 2
     steps = options.steps or config.steps
     if options.rank is not None:
@@ -136,12 +136,12 @@ def run_process(
 
 def build_command(options: argparse.Namespace, rank: int, rendezvous: Path) -> list[str]:
     own = ("--rank", str(rank), "--rendezvous", str(rendezvous), "--steps", str(options.steps))
-    return [sys.executable, "-m", "tests.support.plain_pipeline", str(options.config), str(options.dataset), *own]
+    return [sys.executable, "-m", "tests.trainer.swarm.plain_pipeline", str(options.config), str(options.dataset), *own]
 
 
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="tests.support.plain_pipeline", description="Train in a plain pipeline, one process a stage."
+        prog="tests.trainer.swarm.plain_pipeline", description="Train in a plain pipeline, one process a stage."
     )
     parser.add_argument("config", type=Path, help="a swarm run's configuration, JSON")
     parser.add_argument("dataset", type=Path, help="folder of a prepared dataset")

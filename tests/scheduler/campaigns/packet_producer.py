@@ -1,6 +1,6 @@
 """Creates packets or shards of a campaign, in a process that tests kill.
 
-`python -m tests.support.packet_producer produce 7`
+`python -m tests.scheduler.campaigns.packet_producer produce 7`
 """
 
 from __future__ import annotations

@@ -39,8 +39,8 @@ class LyingSumExchange(SumExchange):
     last_part: Tensor | None = None
     get_lie: Callable[[int], str]
 
-    def get_own_part(self, which: str, part: messages.SumPart) -> Tensor:
-        tensor = super().get_own_part(which, part)
+    def get_own_part(self, part: messages.SumPart) -> Tensor:
+        tensor = super().get_own_part(part)
         change = SUM_LIES.get(self.get_lie(part.step))
         before = self.last_part if self.last_part is not None else torch.zeros_like(tensor)
         if change is None:
