@@ -21,10 +21,11 @@ from trainer.graph.trace import trace_architecture
 from trainer.models import load_architecture
 from trainer.ops.losses import count_chunks
 from trainer.optim.optimizers import build_optimizers, compile_steps
-from trainer.training.compilation import choose_optimizer_backend, compile_objective
+from trainer.training.compilation import compile_objective
 from trainer.training.model_sources import configure_model
 from trainer.training.objective import Objective
 from trainer.training.precision import convert_tables, convert_to_fp8
+from trainer.training.setup import choose_optimizer_backend
 
 VOCABULARY = 32_768
 END_OF_TEXT = 0

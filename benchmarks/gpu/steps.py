@@ -33,7 +33,7 @@ from trainer.cli.bench import time_steps
 from trainer.config.parsing import parse_config
 from trainer.ops import attention as kernels
 from trainer.optim.optimizers import compile_steps
-from trainer.training import micro_batch, setup
+from trainer.training import compilation, setup
 from trainer.training.loop import run_step
 
 SMALL = (
@@ -77,7 +77,7 @@ def build_run(turn: Turn, flags: list[str], steps: int) -> Any:
         warm_up(run, console, row)
 
     setup.warm_up = compile_then_warm_up
-    micro_batch.run_pass = micro_batch.run_forward_backward  # evaluation is not timed: do not compile it
+    compilation.run_pass = compilation.run_forward_backward  # evaluation is not timed: do not compile it
     out = get_folder() / "runs" / os.environ[STAGE]
     shutil.rmtree(out, ignore_errors=True)
     started = time.monotonic()

@@ -14,8 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainer.distributed.devices import build_fabric
-from trainer.distributed.strategies import average_across_processes
+from trainer.distributed.devices import average_across_processes, build_fabric
 from trainer.models import load_architecture
 from trainer.training.grad_spikes import GradientSpikeFilter
 from trainer.training.loop import train_step

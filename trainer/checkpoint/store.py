@@ -29,18 +29,11 @@ from torch.optim import Optimizer
 from trainer.checkpoint.folders import MANIFEST, NAME_PATTERN, get_checkpoint_step, list_checkpoints
 from trainer.checkpoint.host_buffers import HostBuffers
 from trainer.checkpoint.weight_files import load_weights, load_weights_into, open_weights, write_weights
-from trainer.distributed.sharding import (
-    gather_tensor,
-    get_full_optimizer_state,
-    is_sharded,
-    load_full_optimizer_state,
-    load_full_weights,
-)
+from trainer.distributed.devices import gather_tensor, get_full_optimizer_state, is_sharded
 from trainer.errors import UserError
 from trainer.models import load_architecture
 from trainer.models.base import Architecture, ArchitectureConfig, LanguageModel
 from trainer.ops.devices import synchronize
-from trainer.optim import lora
 from trainer.protocol import Checkpoint, FileRef
 from trainer.protocol.files import (
     CHECKPOINTS_FOLDER,
@@ -221,6 +214,8 @@ def verify_checkpoint(folder: Path, *, weights: bool = True, optimizer: bool = T
 
 def restore_checkpoint(folder: Path, model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
     """Load a verified checkpoint's weights and, unless the run had ended, momenta."""
+    from trainer.distributed.sharding import load_full_optimizer_state
+
     load_checkpoint_weights(folder, model)
     if not (folder / OPTIMIZER_FILE).is_file():
         return
@@ -240,17 +235,19 @@ def load_checkpoint_weights(folder: Path, model: nn.Module) -> None:
     """
     try:
         if any(is_sharded(tensor) for tensor in model.parameters()):
+            from trainer.distributed.sharding import load_full_weights
+
             load_full_weights(model, load_weights(folder))
             return
         with open_weights(folder) as files:
             shapes = {name: tuple(file.get_slice(name).get_shape()) for name, file in files.items()}
-        merge = lora.find_adapted_layers(shapes) and not lora.has_adapters(model)
-        if merge:
-            lora.add_matching_adapters(model, shapes)
-        load_weights_into(model, folder)
-        if merge:
-            lora.merge_adapters(model)
-    except (RuntimeError, SafetensorError, OSError, lora.LoraError) as error:
+        if any(name.endswith(".lora_down") for name in shapes):
+            from trainer.optim.lora import load_adapted_weights
+
+            load_adapted_weights(model, shapes, lambda: load_weights_into(model, folder))
+        else:
+            load_weights_into(model, folder)
+    except (RuntimeError, SafetensorError, OSError) as error:
         raise CheckpointError(f"{folder / WEIGHTS_FILE} does not fit this run's architecture") from error
 
 

@@ -16,10 +16,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainer.checkpoint.base_weights import find_base_checkpoint
 from trainer.config.presets import get_preset_values
-from trainer.config.recipe_overrides import flatten_table
-from trainer.config.train_config import ConfigError, TrainConfig
+from trainer.config.train_config import ConfigError, TrainConfig, flatten_table
 from trainer.text_files import decode_text
 
 if TYPE_CHECKING:
@@ -76,6 +74,8 @@ def add_weaker_layers(explicit: dict[str, Any]) -> dict[str, Any]:
         explicit.setdefault("model", {})["version"] = version
     values = {} if preset is None else nest_values(get_preset_values(preset))
     if explicit.get("from") is not None:
+        from trainer.checkpoint.base_weights import find_base_checkpoint
+
         base = find_base_checkpoint(explicit["from"], step)
         explicit["from"] = base.folder if step is not None else explicit["from"]
         # The model's size is the checkpoint's; row length and text can be the preset's.

@@ -11,10 +11,8 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from trainer.accounting.budget import Budget
-from trainer.accounting.training_size import choose_gpu_depth, estimate_gpu_flops
 from trainer.config.train_config import SHARDED, SHORT_TEXT, ConfigError, TrainConfig
 from trainer.data.sizes import parse_size
-from trainer.models.scaling import batch_tokens
 
 MACHINE_FIELDS = ("precision", "muon_precision", "compile")
 """Fields whose defaults depend on the machine. Chosen once for a run and saved with it."""
@@ -84,7 +82,7 @@ def resolve_config(
     resolved = ResolvedConfig(
         device=device,
         devices=config.devices,
-        depth=get_configured_depth(config) or (choose_cpu_depth(budget) if on_cpu else choose_gpu_depth(budget)),
+        depth=get_configured_depth(config) or choose_depth(budget, on_cpu),
         sequence_length=args.sequence_length or (256 if on_cpu else 2048),
         batch=batch,
         micro_batch=args.micro_batch or find_largest_divisor(batch // config.devices, batch if on_cpu else 32),
@@ -140,11 +138,15 @@ def choose_dev_tokens(budget: Budget, on_cpu: bool) -> int:
     return 2**13 if is_under_a_minute(budget) else 2**14 if is_short(budget) else 2**17
 
 
-def choose_cpu_depth(budget: Budget) -> int:
-    """Return the depth for a budget on two cores: 2 trains on about 10,000 tokens/s there, 4 on a third of that.
+def choose_depth(budget: Budget, on_cpu: bool) -> int:
+    """Return the depth for a budget. Two cores train depth 2 on about 10,000 tokens/s, depth 4 on a third of that.
 
-    The limits are estimated from tokens per parameter, not measured.
+    The limits on a CPU are estimated from tokens per parameter, not measured.
     """
+    if not on_cpu:
+        from trainer.accounting.training_size import choose_gpu_depth
+
+        return choose_gpu_depth(budget)
     if budget.kind != "seconds":
         return 4
     limits = ((120, 2), (600, 3), (7200, 4), (math.inf, 6))
@@ -153,6 +155,9 @@ def choose_cpu_depth(budget: Budget) -> int:
 
 def choose_gpu_batch(budget: Budget, sequence_length: int) -> int:
     """Return the rows of a step: the power of two nearest to `batch_tokens`, and at least 2^15 tokens."""
+    from trainer.accounting.training_size import estimate_gpu_flops
+    from trainer.models.base import batch_tokens
+
     total_tokens = (estimate_gpu_flops(budget) * 2) ** 0.5
     tokens = max(2**15, batch_tokens(total_tokens))
     return 2 ** max(0, round(math.log2(tokens / sequence_length)))

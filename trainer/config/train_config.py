@@ -24,6 +24,7 @@ published dataset of a rephrasing campaign, and others.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -185,3 +186,11 @@ class TrainConfig:
     @cached_property
     def checkpoint_interval(self) -> Budget:
         return Budget.parse(self.checkpoint_every)
+
+
+def flatten_table(table: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    """Return a table of tables as dotted names with their values, in order."""
+    found: list[tuple[str, Any]] = []
+    for name, value in table.items():
+        found += flatten_table(value, f"{prefix}{name}.") if isinstance(value, Mapping) else [(prefix + name, value)]
+    return found

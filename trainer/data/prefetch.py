@@ -6,16 +6,25 @@ memory, cannot be killed separately, and its errors are raised in `next_batch`.
 
 from __future__ import annotations
 
+import importlib
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import cast
 
 from trainer.data.dataset import Dataset
-from trainer.data.loader import Batch, BlockLoader, Loader, LoaderState
-from trainer.data.packing import DocumentLoader
+from trainer.data.loader import Batch, Loader, LoaderState
 
 PREFETCH_BATCHES = 2  # batches in the queue; a second one covers an occasional slow read
 
-PACKINGS: dict[str, type[BlockLoader] | type[DocumentLoader]] = {"blocks": BlockLoader, "documents": DocumentLoader}
+PACKINGS = {"blocks": "trainer.data.loader:BlockLoader", "documents": "trainer.data.packing:DocumentLoader"}
+"""Module and class of the loaders, imported when one is chosen."""
+
+
+def load_packing(name: str) -> Callable[..., Loader]:
+    """Return a class of `PACKINGS`."""
+    module, _, loader = PACKINGS[name].partition(":")
+    return cast("Callable[..., Loader]", getattr(importlib.import_module(module), loader))
 
 
 class PrefetchLoader:
@@ -75,4 +84,4 @@ def build_loader(
     pinned: bool = False,
 ) -> PrefetchLoader:
     """Build the prefetching loader of a run. `packing` is a key of `PACKINGS`."""
-    return PrefetchLoader(PACKINGS[packing](dataset, split, batch, length, seed, rank, ranks), pinned)
+    return PrefetchLoader(load_packing(packing)(dataset, split, batch, length, seed, rank, ranks), pinned)

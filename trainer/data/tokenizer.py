@@ -11,8 +11,7 @@ import hashlib
 import json
 import os
 import re
-import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -20,12 +19,11 @@ from typing import Any
 
 import numpy as np
 import tokenizers
-from tokenizers import decoders, models, pre_tokenizers, trainers
+from tokenizers import decoders, models, pre_tokenizers
 
 from trainer.data.errors import TokenizerError, describe_exception
 from trainer.data.fast_encoder import build_fast_encoder
 from trainer.data.shards import write_file
-from trainer.data.tokenizer_names import check_vocabulary_size
 from trainer.text_files import decode_text
 
 WORLD_PREFIX = b'{"model": {"type": "World"}'  # the first bytes of a saved `trainer.data.world.WorldTokenizer`
@@ -39,7 +37,6 @@ NOT_IN_UTF8 = {0xC0, 0xC1, *range(0xF5, 0x100)}
 # Longer texts are encoded in pieces of about this size, so that all cores share a book and memory stays bounded.
 PIECE_CHARACTERS = 1 << 16
 GROUP_CHARACTERS = 1 << 21  # characters passed to the library at once
-LONGEST_WORD = 256  # characters that a word of a training text may have
 
 
 class Tokenizer:
@@ -71,7 +68,7 @@ class Tokenizer:
         """Return the token ids of each text, without end-of-text tokens."""
         if self._fast_encoder is not None:
             return [self._fast_encoder(text) for text in texts]
-        texts_in_pieces = [_split_text(text) for text in texts]
+        texts_in_pieces = [split_text(text) for text in texts]
         encoded = iter(self._encode_pieces([piece for pieces in texts_in_pieces for piece in pieces]))
         return [[token for ids in islice(encoded, len(pieces)) for token in ids] for pieces in texts_in_pieces]
 
@@ -121,42 +118,6 @@ class Tokenizer:
         write_file(Path(path), self._content)
 
 
-def train_bpe(texts: Iterable[str], vocabulary_size: int, progress: bool = False) -> Tokenizer:
-    """Train a byte-level BPE of up to `vocabulary_size` entries, including the 256 bytes and the end of text.
-
-    The result is deterministic. A short text gives a smaller vocabulary, since pairs that occur once are not merged.
-    """
-    check_vocabulary_size(vocabulary_size)
-    backend = build_byte_level(models.BPE())
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocabulary_size,
-        min_frequency=2,
-        special_tokens=[END_OF_TEXT],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=progress,
-    )
-    pieces = (part for text in texts for piece in _split_text(text) for part in _split_long_words(piece))
-    run_interruptibly(lambda: backend.train_from_iterator(pieces, trainer))
-    return Tokenizer(backend.to_str().encode())
-
-
-def run_interruptibly(work: Callable[[], None]) -> None:
-    """Run work of a library that does not return to Python, so that signals are handled meanwhile."""
-    errors: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            work()
-        except BaseException as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=run, daemon=True)  # it ends with the process
-    thread.start()
-    thread.join()
-    if errors:
-        raise errors[0]
-
-
 def build_byte_level(model: models.Model) -> tokenizers.Tokenizer:
     backend = tokenizers.Tokenizer(model)
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -164,20 +125,7 @@ def build_byte_level(model: models.Model) -> tokenizers.Tokenizer:
     return backend
 
 
-def _split_long_words(text: str) -> Iterator[str]:
-    """Yield the text, cut inside runs of more than `LONGEST_WORD` characters without a space, or of spaces.
-
-    Training takes time in proportion to the length of the words times their number of pairs: 3 MB of base64 would take
-    40 minutes.
-    """
-    start = 0
-    for run in _LONG_RUN.finditer(text):
-        yield text[start : run.end()]
-        start = run.end()
-    yield text[start:]
-
-
-def _split_text(text: str) -> list[str]:
+def split_text(text: str) -> list[str]:
     """Split a long text between a letter and the following space, which does not change its tokens.
 
     GPT-2's pattern and its successors never put a letter and the space after it into one word.
@@ -194,7 +142,6 @@ def _split_text(text: str) -> list[str]:
     return pieces
 
 
-_LONG_RUN = re.compile(rf"\S{{{LONGEST_WORD}}}|\s{{{LONGEST_WORD}}}")
 _LETTER_SPACE = re.compile(r"[a-z] (?=[a-z])")
 
 

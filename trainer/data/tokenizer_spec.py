@@ -16,7 +16,6 @@ from pathlib import Path
 
 from tokenizers import models
 
-from trainer.data import world
 from trainer.data.errors import TokenizerError, describe_exception
 from trainer.data.tokenizer import (
     END_OF_TEXT,
@@ -26,7 +25,6 @@ from trainer.data.tokenizer import (
     remove_normalization,
 )
 from trainer.data.tokenizer_names import check_tokenizer_name, find_tokenizer_file, find_vocabulary
-from trainer.data.world import WorldTokenizer
 
 
 def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
@@ -37,6 +35,8 @@ def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
     except OSError as error:
         raise TokenizerError(f"{path} cannot be read: {error.strerror or error}") from error
     if content.startswith(WORLD_PREFIX):
+        from trainer.data.world import WorldTokenizer
+
         return WorldTokenizer(content, path.name)
     return Tokenizer(remove_normalization(content, path.name), path.name)
 
@@ -74,5 +74,7 @@ class TokenizerSpec:
         if kind == "gpt2" and argument:
             return cls(text, tokenizer=load_gpt2(Path(argument).expanduser()))
         if kind == "world" and argument:
-            return cls(text, tokenizer=world.load_vocabulary(find_vocabulary(argument)))
+            from trainer.data.world import load_vocabulary
+
+        return cls(text, tokenizer=load_vocabulary(find_vocabulary(argument)))
         return cls(text, tokenizer=load_tokenizer(find_tokenizer_file(text)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -9,25 +10,20 @@ from typing import Any
 import torch
 
 from trainer.graph.schema import Call, GraphError
-from trainer.ops.attention import attention
-from trainer.ops.balance import balance_load
-from trainer.ops.elementwise import cast_for_autocast, norm, rotate, softcap, squared_relu
-from trainer.ops.recurrence import compute_recurrence
+from trainer.ops import registered  # noqa: F401 (declares the operators)
 
-MODEL_PARTS: dict[str, Callable[..., Any]] = {
-    "dailytrain::attention": lambda query, key, value, window, documents: attention(
-        query, key, value, window=window, documents=documents
-    ),
-    "dailytrain::norm": norm,
-    "dailytrain::rotate": rotate,
-    "dailytrain::squared_relu": squared_relu,
-    "dailytrain::softcap": softcap,
-    "dailytrain::cast_for_autocast": cast_for_autocast,
-    "dailytrain::balance_load": balance_load,
-    "dailytrain::recurrence": compute_recurrence,
+MODEL_PARTS = {
+    "dailytrain::attention": "attention:attend_window",
+    "dailytrain::norm": "elementwise:norm",
+    "dailytrain::rotate": "elementwise:rotate",
+    "dailytrain::squared_relu": "elementwise:squared_relu",
+    "dailytrain::softcap": "elementwise:softcap",
+    "dailytrain::cast_for_autocast": "elementwise:cast_for_autocast",
+    "dailytrain::balance_load": "balance:balance_load",
+    "dailytrain::recurrence": "recurrence:compute_recurrence",
 }
-"""Parts of models whose kernel the trainer chooses per device (`trainer.ops.registered` declares their arguments).
-torch.compile reads through their Python."""
+"""Parts of models whose kernel the trainer chooses per device: module and function in `trainer.ops`, imported where a
+graph calls it. `trainer.ops.registered` declares their arguments. torch.compile reads through their Python."""
 
 SIZE_OPERATORS: dict[str, Callable[..., Any]] = {
     **{f"size::{name}": getattr(operator, name) for name in ("add", "sub", "mul", "floordiv", "mod", "neg")},
@@ -36,7 +32,7 @@ SIZE_OPERATORS: dict[str, Callable[..., Any]] = {
 }
 """Arithmetic of sizes."""
 
-OWN_OPERATORS = {**MODEL_PARTS, **SIZE_OPERATORS, "result::item": operator.getitem}
+OWN_OPERATORS = {**SIZE_OPERATORS, "result::item": operator.getitem}
 """Operators that are not torch's own."""
 
 UNINITIALIZED = {"empty": "zeros", "empty_like": "zeros_like", "new_empty": "new_zeros"}
@@ -45,6 +41,10 @@ UNINITIALIZED = {"empty": "zeros", "empty_like": "zeros_like", "new_empty": "new
 
 def find_operator(name: str) -> Callable[..., Any]:
     """Return the function of an operator of the list."""
+    if name in MODEL_PARTS:
+        module, _, function = MODEL_PARTS[name].partition(":")
+        part: Callable[..., Any] = getattr(importlib.import_module(f"trainer.ops.{module}"), function)
+        return part
     return OWN_OPERATORS[name] if name in OWN_OPERATORS else find_overload(name)
 
 

@@ -77,6 +77,13 @@ def attention(
     return F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
 
 
+def attend_window(
+    query: Tensor, key: Tensor, value: Tensor, window: int | None, documents: Tensor | None
+) -> Tensor:
+    """Return `attention` for arguments in the order of its operator in graphs."""
+    return attention(query, key, value, window=window, documents=documents)
+
+
 def check_shapes(query: Tensor, key: Tensor, value: Tensor, window: int | None, documents: Tensor | None) -> None:
     """Raise `ValueError` unless the shapes are those of `attention`. Kernels of GPUs do not broadcast: at other shapes
     they would read memory of others."""

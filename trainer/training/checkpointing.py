@@ -34,7 +34,6 @@ from trainer.errors import UnusableCheckpointError, UserError, is_machine_failur
 from trainer.graph.files import TracedArchitecture
 from trainer.ops.attention import describe_kernels
 from trainer.protocol.files import OPTIMIZER_FILE
-from trainer.training.finetune import describe_lineage
 from trainer.training.identity import check_identity
 from trainer.training.metrics import MetricsWriter
 from trainer.training.run import MetricsWindow, Run
@@ -165,6 +164,8 @@ def log_run_summary(run: Run, saved: Mapping[str, Any], console: Console) -> Non
     if run.loader.waste:
         lines.append(f"rows begin with a document; {run.loader.waste:.1%} of the tokens are cropped away")
     if run.lineage is not None:
+        from trainer.training.finetune import describe_lineage
+
         lines.append(describe_lineage(run.lineage))
     changed = [name for name in RESUMABLE_FIELDS if saved and saved.get(name) != run.identity["train"][name]]
     if changed:

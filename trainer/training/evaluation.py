@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from trainer.data.loader import IGNORE_INDEX, iterate_in_order
-from trainer.distributed.sharding import gather_weights
+from trainer.distributed.devices import gather_weights
 from trainer.errors import DivergenceError, attribute_to_model
 from trainer.inference.sampling import PROMPTS, complete_prompt
 from trainer.training.metrics import MetricsWriter

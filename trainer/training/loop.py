@@ -23,12 +23,15 @@ from torch.optim import Optimizer
 from trainer.accounting.budget import Budget
 from trainer.checkpoint.store import get_checkpoint_path
 from trainer.data.loader import IGNORE_INDEX
-from trainer.distributed.devices import get_peak_memory_bytes
-from trainer.distributed.strategies import average_across_processes, average_tensor, compute_gradient_norm
+from trainer.distributed.devices import (
+    average_across_processes,
+    average_tensor,
+    compute_gradient_norm,
+    get_peak_memory_bytes,
+)
 from trainer.errors import RESUME_HINT, ExitCode, ModelError, TrainingInterrupted, attribute_to_model
 from trainer.optim import optimizers as optim
 from trainer.training.checkpointing import save_checkpoint, save_milestone, write_result
-from trainer.training.chunked_bptt import ShardedRows, needs_chunk_passes
 from trainer.training.evaluation import evaluate
 from trainer.training.grad_spikes import GradientSpikeFilter
 from trainer.training.interruption import StopRequest
@@ -209,6 +212,7 @@ def accumulate_gradients(fabric: Fabric, model: nn.Module, batch: tuple[Tensor, 
     devices, as is done with gradients, then gives the mean over all targets of the step.
     """
     inputs, targets = batch
+    objective = getattr(model, "module", model)
     target_count = max(1.0, average_across_processes(fabric, [float((targets != IGNORE_INDEX).sum())])[0])
     total = torch.zeros((), device=fabric.device)
     for start in range(0, len(inputs), micro_batch):
@@ -216,9 +220,11 @@ def accumulate_gradients(fabric: Fabric, model: nn.Module, batch: tuple[Tensor, 
         x, y = (tensor[rows].to(fabric.device, non_blocking=True) for tensor in batch)
         # Exchange gradients only in the last micro-batch.
         with fabric.no_backward_sync(model, enabled=rows.stop < len(inputs)):
-            if needs_chunk_passes(model, x):
+            if hasattr(objective, "unshard") and 0 < objective.chunk < x.size(1):  # FSDP's
+                from trainer.training.chunked_bptt import ShardedRows
+
                 with attribute_to_model("in a pass over a row's chunks", micro_batch):
-                    loss = ShardedRows(model, model.module, x, y, 1 / target_count).run_passes()
+                    loss = ShardedRows(model, objective, x, y, 1 / target_count).run_passes()
             else:
                 with attribute_to_model("in a forward pass", micro_batch):
                     loss = model(x, y) / target_count

@@ -8,39 +8,24 @@ that one row saves for the backward pass.
 
 from __future__ import annotations
 
-import dataclasses
-import math
-import time
 from collections.abc import Callable, Iterable
 
 import torch
 from rich.console import Console
 from torch import Tensor
 
-from trainer.config.resolve import find_largest_divisor
-from trainer.distributed.devices import get_free_memory_bytes
-from trainer.distributed.sharding import count_local_bytes, gather_weights
-from trainer.distributed.strategies import average_across_processes, compute_gradient_norm
-from trainer.errors import (
-    MAX_REASON,
-    CompilationError,
-    ModelError,
-    attribute_to_model,
-    is_backend_failure,
-    is_compiler_missing,
-    is_out_of_memory,
-    to_one_line,
+from trainer.distributed.devices import (
+    gather_weights,
+    get_free_memory_bytes,
 )
-from trainer.ops.devices import release_cached_memory
+from trainer.errors import (
+    attribute_to_model,
+)
 from trainer.ops.losses import limit_chunk_positions
-from trainer.optim.optimizers import compile_steps
-from trainer.training import compilation
 from trainer.training.objective import Objective
 from trainer.training.run import Run
 
 MEMORY_SHARE = 0.6  # of the free memory; the rest is for what is not counted here and for other processes
-GRADIENT_TOLERANCE = 0.25
-"""Of the norm. Rounding of fp8 and other random numbers of the compiler stay far below, a lost gradient does not."""
 LOGIT_COPIES = 4  # a chunk's logits in fp32, their softmax, their gradient, a soft cap
 
 
@@ -86,30 +71,14 @@ def choose_cpu_micro_batch(objective: Objective, row: Tensor) -> int:
 
 def warm_up(run: Run, console: Console, row: Tensor) -> None:
     """Choose the run's micro-batch and compile the model. Changes nothing else. `row`: tokens `[1, T]`."""
-    is_searching = run.resolved.device == "cuda"
     if run.fraction >= 1:
         return
-    if not is_searching and run.resolved.micro_batch > 1:
-        set_micro_batch(run, min(run.resolved.micro_batch, measure_cpu_micro_batch(run, row)))
-    if run.resolved.compile or is_searching:
-        started = time.perf_counter()
-        if run.resolved.compile:
-            console.print("compiling the model with torch.compile; this is not charged", highlight=False)
-        while not try_pass(run, is_searching):
-            set_micro_batch(run, run.resolved.micro_batch - 1)
-        run.raw_model.zero_grad(set_to_none=True)
-        compile_steps(run.optimizers)
-        if run.resolved.compile and not run.resolved.is_sharded:
-            check_compiled_gradients(run, row)
-        if run.resolved.compile:
-            run.compile_seconds += time.perf_counter() - started
+    if run.resolved.device == "cpu" and run.resolved.micro_batch > 1:
+        run.set_micro_batch(min(run.resolved.micro_batch, measure_cpu_micro_batch(run, row)))
+    if run.resolved.compile or run.resolved.device == "cuda":
+        from trainer.training.compilation import compile_run
 
-
-def set_micro_batch(run: Run, limit: int) -> None:
-    """Set the largest one up to a limit."""
-    rows = find_largest_divisor(run.resolved.rows_per_device, limit)
-    run.resolved = dataclasses.replace(run.resolved, micro_batch=rows)
-    run.identity["train"]["micro_batch"] = rows
+        compile_run(run, console, row)
 
 
 def measure_cpu_micro_batch(run: Run, row: Tensor) -> int:
@@ -121,97 +90,3 @@ def measure_cpu_micro_batch(run: Run, row: Tensor) -> int:
         with gather_weights(run.objective):
             rows = choose_cpu_micro_batch(run.objective, row)
     return int(run.fabric.broadcast(rows))
-
-
-def try_pass(run: Run, is_searching: bool) -> bool:
-    """Run a pass over a micro-batch; return False if memory ran out and a smaller one can be tried."""
-    rows = torch.zeros(run.resolved.micro_batch, run.resolved.sequence_length, dtype=torch.int64)
-    rows = rows.to(run.fabric.device)
-    fits = True
-    try:
-        missing = count_missing_state_bytes(run) if is_searching else 0
-        momenta = torch.empty(missing, dtype=torch.uint8, device=run.fabric.device)
-        with attribute_to_model("in its first pass", run.resolved.micro_batch):
-            run_pass(run, rows)
-        del momenta
-    except ModelError as error:
-        fits = not (is_searching and run.resolved.micro_batch > 1 and is_out_of_memory(error.__cause__))
-        if fits:
-            raise
-    fits = average_across_processes(run.fabric, [fits]) == [1]
-    if not fits:
-        # Outside of the handler, whose traceback keeps references to the tensors.
-        run.raw_model.zero_grad(set_to_none=True)
-        release_cached_memory(run.fabric.device)
-    return fits
-
-
-def count_missing_state_bytes(run: Run) -> int:
-    """Return the bytes that optimizers will allocate in training: momenta, at most two for each weight. A resumed run
-    has them already."""
-    weights = sum(4 * count_local_bytes(w) // w.itemsize for w in run.raw_model.parameters() if w.requires_grad)
-    values = (value for each in run.optimizers for state in each.state.values() for value in state.values())
-    state = sum(count_local_bytes(value) for value in values if isinstance(value, Tensor))
-    return max(0, 2 * weights - state)
-
-
-def run_pass(run: Run, rows: torch.Tensor) -> None:
-    """Forward and backward as in training, forward as in evaluation.
-
-    Raise `CompilationError` if only the compiled model fails.
-    """
-    try:
-        run_forward_backward(run, rows)
-    except Exception as error:
-        if is_backend_failure(error) and not is_compiler_missing(error):
-            with torch.compiler.set_stance("force_eager"):
-                run_forward_backward(run, rows)
-            raise CompilationError(
-                f"torch.compile failed on this machine: {to_one_line(error)[:MAX_REASON]}"
-            ) from error
-        if not compilation.is_graph_break(error):
-            raise
-        # A model that does not compile as one graph is compiled as several.
-        compilation.compile_objective(run.objective, run.resolved, fullgraph=False)
-        run_forward_backward(run, rows)
-    if run.resolved.compile:
-        run.raw_model.eval()
-        with torch.no_grad():
-            run.model(rows, rows, per_position=True)
-        run.raw_model.train()
-
-
-def run_forward_backward(run: Run, rows: torch.Tensor) -> None:
-    # No gradient exchange: a process that runs out of memory must not make the others wait in it.
-    with run.fabric.no_backward_sync(run.model, enabled=run.resolved.strategy == "ddp"):
-        run.fabric.backward(run.model(rows, rows) * 0)
-
-
-def check_compiled_gradients(run: Run, row: Tensor) -> None:
-    """Raise `CompilationError` if the compiled model's gradient differs from that of the same rows without a compiler.
-
-    A compiler may compute an exact loss and wrong gradients. Rows are computed one at a time without it, which needs
-    more memory for each.
-    """
-    length = run.resolved.sequence_length
-    text = row.flatten().repeat(-(-2 * length // row.numel()))
-    rows = torch.stack([text[start % length :][:length] for start in range(run.resolved.micro_batch)])
-    compiled = measure_gradient_norm(run, [rows])
-    with torch.compiler.set_stance("force_eager"):
-        eager = measure_gradient_norm(run, rows.split(1))
-    # What is not finite is the model's fault, which its first step reports.
-    if math.isfinite(eager) and not abs(compiled - eager) <= GRADIENT_TOLERANCE * eager:
-        raise CompilationError(
-            f"torch.compile computes wrong gradients on this machine, with torch {torch.__version__}: their norm is"
-            f" {compiled:.4g}, and {eager:.4g} without it. --train.compile false trains without it."
-        )
-
-
-def measure_gradient_norm(run: Run, parts: Iterable[Tensor]) -> float:
-    """Return the norm of the gradient of all parts `[B, T]` together, on this device alone."""
-    for rows in parts:
-        with run.fabric.no_backward_sync(run.model, enabled=run.resolved.strategy == "ddp"):
-            run.fabric.backward(run.model(rows, rows))
-    norm = compute_gradient_norm(list(run.raw_model.parameters()))
-    run.raw_model.zero_grad(set_to_none=True)
-    return 0.0 if norm is None else float(norm)

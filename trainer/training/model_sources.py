@@ -6,15 +6,13 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from torch import Tensor, nn
 
 from trainer import errors
 from trainer.accounting import flops
-from trainer.checkpoint.base_weights import BaseCheckpoint, get_inherited_fields
-from trainer.config.recipe_overrides import override_recipe
 from trainer.config.resolve import ResolvedConfig
 from trainer.config.train_config import ConfigError, TrainConfig
 from trainer.data.tokenizer import Tokenizer
@@ -27,10 +25,11 @@ from trainer.graph.recipe import read_recipe
 from trainer.graph.schema import GraphError
 from trainer.models import PRESETS, check_architecture_name, load_architecture
 from trainer.models.base import Architecture, ArchitectureConfig, LanguageModel, Recipe
-from trainer.optim import lora
 from trainer.optim import optimizers as optim
-from trainer.training.finetune import load_base_weights
 from trainer.training.random_state import seed_everything
+
+if TYPE_CHECKING:
+    from trainer.checkpoint.base_weights import BaseCheckpoint
 
 EAGER_HINT = "`--eager` trains the Python module for debugging"
 
@@ -89,7 +88,7 @@ class ModelSource:
             traced = read_traced(self.config.graph)
             self.check_sizes(traced, tokenizer, vocabulary_size)
             return self.build_from_graphs(traced, traced.recipe["model"])
-        inherited = get_inherited_fields(base, self.config.arch)
+        inherited = {} if base is None else base.get_inherited_fields(self.config.arch)
         model_config = configure_model(
             self.module, self.config, self.resolved, tokenizer.end_of_text, vocabulary_size, inherited
         )
@@ -152,8 +151,7 @@ class ModelSource:
         with attribute_to_model("while the model was built"):
             model = build_model(traced)
             check_saved_dtypes(model)
-        recipe = override_recipe(read_recipe(traced), self.config.recipe)
-        optim.check_installed(recipe)
+        recipe = finish_recipe(read_recipe(traced), self.config)
         return BuiltModel(model, recipe, fields, traced=traced)
 
     def build_from_module(
@@ -165,14 +163,29 @@ class ModelSource:
             model = module.Model(model_config)
             recipe = module.recipe(model_config)
             check_saved_dtypes(model)
-        lineage = None if base is None else load_base_weights(model, base, tokenizer, config.arch)
+        lineage = None
+        if base is not None:
+            from trainer.training.finetune import load_base_weights
+
+            lineage = load_base_weights(model, base, tokenizer, config.arch)
         if config.lora.rank:
+            from trainer.optim import lora
+
             lora.add_adapters(model, config.lora, model_config.vocabulary_size)
             recipe = lora.build_adapter_recipe(recipe, config.lora)
-        recipe = override_recipe(recipe, config.recipe)
-        optim.check_installed(recipe)
+        recipe = finish_recipe(recipe, config)
         fields = dataclasses.asdict(model_config)  # type: ignore[call-overload]
         return BuiltModel(model, recipe, fields, lineage)
+
+
+def finish_recipe(recipe: Recipe, config: TrainConfig) -> Recipe:
+    """Return the recipe with the configured changes. Raises `UserError` if it cannot be followed here."""
+    if config.recipe:
+        from trainer.config.recipe_overrides import override_recipe
+
+        recipe = override_recipe(recipe, config.recipe)
+    optim.check_installed(recipe)
+    return recipe
 
 
 def build_model_source(config: TrainConfig, resolved: ResolvedConfig, saved: Mapping[str, Any]) -> ModelSource:

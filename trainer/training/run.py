@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +14,7 @@ from torch.optim import Optimizer
 from trainer.accounting.budget import Budget, Usage
 from trainer.checkpoint.background_writer import CheckpointWriter
 from trainer.checkpoint.host_buffers import HostBuffers
-from trainer.config.resolve import ResolvedConfig
+from trainer.config.resolve import ResolvedConfig, find_largest_divisor
 from trainer.config.train_config import TrainConfig
 from trainer.data.dataset import Dataset
 from trainer.data.prefetch import PrefetchLoader
@@ -83,6 +84,12 @@ class Run:
         peak = self.peak_flops and self.peak_flops * self.resolved.devices
         counts = {"mfu": self.flops_per_token, "mfu_windowed": self.window_flops_per_token}
         return {name: tokens_per_second * count / peak if peak else None for name, count in counts.items()}
+
+    def set_micro_batch(self, limit: int) -> None:
+        """Set the largest micro-batch up to a limit."""
+        rows = find_largest_divisor(self.resolved.rows_per_device, limit)
+        self.resolved = dataclasses.replace(self.resolved, micro_batch=rows)
+        self.identity["train"]["micro_batch"] = rows
 
     @property
     def fraction(self) -> float:

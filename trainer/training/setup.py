@@ -3,32 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, Literal
 
 import torch
 from rich.console import Console
+from torch.utils.checkpoint import checkpoint
 
 from trainer.accounting import flops
 from trainer.accounting.budget import Usage
 from trainer.accounting.cores import choose_thread_count, count_cores
-from trainer.accounting.training_size import explain_too_large
-from trainer.checkpoint.base_weights import choose_vocabulary_size, find_base_checkpoint
 from trainer.checkpoint.host_buffers import HostBuffers
 from trainer.config.resolve import MACHINE_FIELDS, ResolvedConfig, choose_text_limit, resolve_config
 from trainer.config.train_config import DEFAULT_CORPUS, DEFAULT_TOKENIZER, ConfigError, TrainConfig
 from trainer.data.dataset import Dataset, get_cache_folder, prepare_dataset
 from trainer.data.loader import iterate_in_order
 from trainer.data.prefetch import build_loader
-from trainer.distributed.devices import build_fabric, select_device
+from trainer.distributed.devices import build_fabric, has_compiler, is_writable, select_device, set_cache_folder
 from trainer.errors import DivergenceError, ModelError, attribute_to_model
 from trainer.models.base import LanguageModel, Recipe
 from trainer.ops.devices import allocate_pinned, get_gpu_memory_bytes
 from trainer.optim import muon
 from trainer.optim import optimizers as optim
-from trainer.training import compilation, precision
-from trainer.training.activation_checkpointing import enable_activation_checkpointing
 from trainer.training.checkpointing import check_run_folder, log_run_summary, resume_run, write_run_json
-from trainer.training.compilation import is_writable
 from trainer.training.grad_spikes import GradientSpikeFilter
 from trainer.training.identity import describe_identity, read_saved_state
 from trainer.training.metrics import build_logger
@@ -41,7 +38,7 @@ from trainer.training.run import Run
 def build_run(config: TrainConfig, console: Console) -> Run:
     """Return the run, ready to train or resumed from its checkpoint. Raise `UserError` for bad input."""
     device = select_device(config.device, config.devices)
-    compilation.set_cache_folder()
+    set_cache_folder()
     state = read_saved_state(config.out)
     torch.set_num_threads(choose_run_threads(config, state.get("threads")))
     saved = state["identity"]
@@ -51,11 +48,15 @@ def build_run(config: TrainConfig, console: Console) -> Run:
         check_size(config, resolved, get_gpu_memory_bytes())
     source = build_model_source(config, resolved, saved)
     logger = build_logger(config.logger, config.out, "train")
-    base = None if config.from_ is None else find_base_checkpoint(config.from_)
     dataset = open_training_dataset(config, device)
     row, _ = next(iterate_in_order(dataset, "dev", 1, resolved.sequence_length))  # raises if there is too little text
     row = row[:, : resolved.chunk_tokens]
-    vocabulary_size = choose_vocabulary_size(base, dataset, config.dataset is not None)
+    base, vocabulary_size = None, dataset.tokenizer.vocabulary_size
+    if config.from_ is not None:
+        from trainer.checkpoint.base_weights import choose_vocabulary_size, find_base_checkpoint
+
+        base = find_base_checkpoint(config.from_)
+        vocabulary_size = choose_vocabulary_size(base, dataset, config.dataset is not None)
     fabric = build_fabric(resolved.device, resolved.devices, resolved.strategy, resolved.precision, logger)
     dataset.verify(("train", "dev"), fabric.global_rank, fabric.world_size)  # each process reads its share
     built = source.build(dataset.tokenizer, vocabulary_size, base)
@@ -73,7 +74,7 @@ def build_run(config: TrainConfig, console: Console) -> Run:
     model = fabric.setup_module(objective)
     with attribute_to_model("while its optimizers were built"):
         # After `setup_module`, which may replace the weights by shards.
-        backend = compilation.choose_optimizer_backend(resolved)
+        backend = choose_optimizer_backend(resolved)
         optimizers = optim.build_optimizers(raw_model, built.recipe, resolved.muon_precision, backend)
         optimizers = [fabric.setup_optimizers(optimizer) for optimizer in optimizers]
     run = Run(
@@ -131,6 +132,8 @@ def check_size(config: TrainConfig, resolved: ResolvedConfig, card_bytes: int) -
     """Raise `ConfigError` with the numbers if GPUs of this memory cannot hold a model of ours that starts untrained."""
     if config.graph is not None or config.from_ is not None:
         return
+    from trainer.accounting.training_size import explain_too_large
+
     sizes = {"arch": config.arch, "model": config.model, "devices": resolved.devices}
     names = ("strategy", "precision", "table_precision", "activation_checkpointing")
     sizes["train"] = {name: getattr(resolved, name) for name in names}
@@ -143,12 +146,16 @@ def choose_machine_fields(
 ) -> dict[str, Any]:
     """Return values for `MACHINE_FIELDS`: those saved with the run, else what suits this machine."""
     if config.train.precision == "fp8":
+        from trainer.training import precision
+
         precision.check_fp8(device)
     fields = {name: saved[name] for name in MACHINE_FIELDS if name in saved}
     fields.setdefault("muon_precision", muon.choose_precision(device))
     if config.train.precision == "auto" and "precision" not in fields:
+        from trainer.training import precision
+
         fields["precision"] = precision.choose_precision(torch.device(device), torch.get_num_threads())
-    if not compilation.has_compiler(device):
+    if not has_compiler(device):
         fields.setdefault("compile", False)
     return fields
 
@@ -173,17 +180,34 @@ def prepare_objective(
     """Return the model's training objective, with other precisions, activation checkpointing and compilation if
     configured."""
     if resolved.precision == "fp8":
+        from trainer.training import precision
+
         precision.convert_to_fp8(model)
     if resolved.table_precision == "bf16":
+        from trainer.training import precision
+
         converted = precision.convert_tables(model, recipe)
         if console is not None:
             console.print(f"{converted} embeddings are kept in bf16", highlight=False)
     if resolved.activation_checkpointing:
-        enable_activation_checkpointing(model)
+        for block in model.repeated_blocks():
+            block.forward = partial(checkpoint, block.forward, use_reentrant=False)
     objective = Objective(model, recipe.l2wrap, resolved.chunk, resolved.chunk_gradients == "through")
     if resolved.compile:
+        from trainer.training import compilation
+
         compilation.compile_objective(objective, resolved)
     return objective
+
+
+def choose_optimizer_backend(resolved: ResolvedConfig) -> str | None:
+    """Return torch.compile's backend for the steps of Muon and of tables; None on CPUs and for sharded weights, where
+    they are not compiled."""
+    if not resolved.compile or resolved.device == "cpu" or resolved.is_sharded:
+        return None
+    from trainer.training import compilation
+
+    return compilation.BACKEND
 
 
 def check_outputs(model: LanguageModel, resolved: ResolvedConfig, vocabulary_size: int) -> None:

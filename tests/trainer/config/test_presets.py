@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from trainer.accounting.training_size import compute_model_size, estimate_memory
+from trainer.accounting.training_size import choose_gpu_depth, compute_model_size, estimate_memory
 from trainer.cli import presets as presets_command
 from trainer.config.parsing import parse_config
 from trainer.config.presets import PRESETS
-from trainer.config.resolve import choose_gpu_batch, choose_gpu_depth, resolve_config
+from trainer.config.resolve import choose_gpu_batch, resolve_config
 from trainer.config.train_config import ConfigError, TrainConfig
 
 Train = Callable[..., int]

@@ -64,7 +64,7 @@ def test_read_error_during_training_exits_in_one_line_and_resumes(
                 return super().next_batch()
 
     with monkeypatch.context() as broken:
-        broken.setitem(prefetch.PACKINGS, "blocks", FailingLoader)
+        broken.setattr(prefetch, "load_packing", lambda _: FailingLoader)
         assert train(tmp_path, *FLAGS) == 1
     assert where[0].startswith("loader"), "the error was not in the thread"
     errors = capsys.readouterr().err

@@ -12,7 +12,7 @@ import torch
 
 from trainer.config.resolve import resolve_config
 from trainer.config.train_config import TrainConfig
-from trainer.data.tokenizer import train_bpe
+from trainer.data.tokenizer_training import train_bpe
 from trainer.models import PRESETS, load_architecture, rwkv5
 from trainer.optim import optimizers
 from trainer.training.model_sources import configure_model

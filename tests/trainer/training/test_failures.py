@@ -21,7 +21,7 @@ from trainer.checkpoint.folders import get_checkpoint_step
 from trainer.checkpoint.store import find_latest_checkpoint, get_checkpoint_path
 from trainer.data.dataset import Dataset
 from trainer.models import ARCHITECTURES
-from trainer.training import compilation, micro_batch, setup
+from trainer.training import compilation, setup
 
 Train = Callable[..., int]
 
@@ -139,7 +139,7 @@ def test_broken_compilation_is_the_models_if_it_fails_without(
         raise RuntimeError("the tensors do not fit")
 
     def backend(graph: object, inputs: object) -> NoReturn:
-        monkeypatch.setattr(micro_batch, "run_forward_backward", fail_eagerly)
+        monkeypatch.setattr(compilation, "run_forward_backward", fail_eagerly)
         fail_to_generate_code(graph, inputs)
 
     monkeypatch.setattr(compilation, "BACKEND", backend)

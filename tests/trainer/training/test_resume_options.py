@@ -155,10 +155,10 @@ def test_search_reserves_what_optimizers_will_allocate_and_no_more_when_it_resum
     model = torch.nn.Linear(10, 10)
     optimizer = torch.optim.AdamW(model.parameters())
     run: Any = SimpleNamespace(raw_model=model, optimizers=[optimizer])
-    assert micro_batch.count_missing_state_bytes(run) == 2 * 4 * 110
+    assert compilation.count_missing_state_bytes(run) == 2 * 4 * 110
     model(torch.ones(1, 10)).sum().backward()
     optimizer.step()
-    assert micro_batch.count_missing_state_bytes(run) == 0
+    assert compilation.count_missing_state_bytes(run) == 0
 
 
 def test_machine_fields_stay_with_run(dataset_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from torch import nn
 
 from tests.support.metrics_lines import lines, numbers
 from trainer.checkpoint.folders import list_checkpoints
-from trainer.distributed.strategies import compute_gradient_norm
+from trainer.distributed.devices import compute_gradient_norm
 from trainer.errors import GraphFaultError
 from trainer.ops.devices import DeferredRead
 from trainer.training import loop
