@@ -32,8 +32,8 @@ from benchmarks.contenders.base import ROWS, SEQUENCE_LENGTH, Factors, Size
 from benchmarks.contenders.results import Entry, Row, Trainer, hash_files, select_runs
 from benchmarks.contenders.search import replace_none, tune_factors
 from benchmarks.contenders.speed import measure_cpu_seconds
+from trainer.accounting.budget import parse_size
 from trainer.data.dataset import prepare_dataset
-from trainer.data.sizes import parse_size
 from trainer.errors import UserError
 from trainer.scoring.multiplier import Axis, ResultsError, compare_entries, parse_results
 from trainer.trials.plan import list_shared_sources

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from leaderboard.models import Run, Track
 from scheduler.matching import MODEL_LABEL, parse_labels
+from trainer.accounting.budget import BYTES_PER_TOKEN
 from trainer.accounting.peak_flops import list_form_factors
 from trainer.accounting.scoring_time import (
     MIN_LIMIT_SECONDS,
@@ -16,7 +17,6 @@ from trainer.accounting.scoring_time import (
     get_fp32_flops,
 )
 from trainer.accounting.training_size import DEFAULT_GPU_SEQUENCE_LENGTH
-from trainer.data.sizes import BYTES_PER_TOKEN
 from trainer.scoring.passes import count_suite_passes, count_text_passes
 
 

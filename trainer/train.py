@@ -3,7 +3,7 @@
 The run's folder holds `run.json` (what it is), `tokenizer.json`, `metrics.jsonl`, `checkpoints/` and at the end
 `result.json` or `failure.json`. Exit codes are in `trainer.errors`. Standard output stays empty.
 
-`trainer.training.setup` builds the run, `trainer.training.loop` trains it. With several devices there is one process
+`trainer.training.loop` builds the run, `trainer.training.loop` trains it. With several devices there is one process
 for each; `trainer.distributed.launch` starts them.
 """
 
@@ -24,9 +24,8 @@ from trainer.config.parsing import parse_config
 from trainer.config.train_config import TrainConfig
 from trainer.data.errors import DamagedDatasetError
 from trainer.errors import ModelError, UserError
-from trainer.training.interruption import StopRequest
-from trainer.training.loop import fit_and_finish
-from trainer.training.setup import build_run
+from trainer.training.loop import build_run, fit_and_finish
+from trainer.training.run import StopRequest
 
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 """Environment variable of torch: the file in which a process reports its failure."""

@@ -19,8 +19,8 @@ from benchmarks.gpu.stage import (
     wait_for_turn,
 )
 from benchmarks.gpu.steps import build_flags
+from trainer.checkpoint.files import open_weights
 from trainer.checkpoint.store import get_checkpoint_path
-from trainer.checkpoint.weight_files import open_weights
 from trainer.scoring.compare_replay import compare_weights
 
 CLI = ("-m", "trainer.cli")

@@ -33,7 +33,7 @@ from trainer.cli.bench import time_steps
 from trainer.config.parsing import parse_config
 from trainer.ops import attention as kernels
 from trainer.optim.optimizers import compile_steps
-from trainer.training import compilation, setup
+from trainer.training import compilation, loop
 from trainer.training.loop import run_step
 
 SMALL = (
@@ -58,7 +58,7 @@ def build_flags(depth: int, rows: int, micro: int, *more: str) -> list[str]:
 
 def build_run(turn: Turn, flags: list[str], steps: int) -> Any:
     """Build a run as training does. All graphs are compiled before the turn is taken."""
-    warm_up = setup.warm_up
+    warm_up = loop.warm_up
 
     def compile_then_warm_up(run: Any, console: Console, row: Tensor) -> None:
         if run.resolved.compile:
@@ -76,13 +76,13 @@ def build_run(turn: Turn, flags: list[str], steps: int) -> Any:
         turn.arm()
         warm_up(run, console, row)
 
-    setup.warm_up = compile_then_warm_up
+    loop.warm_up = compile_then_warm_up
     compilation.run_pass = compilation.run_forward_backward  # evaluation is not timed: do not compile it
     out = get_folder() / "runs" / os.environ[STAGE]
     shutil.rmtree(out, ignore_errors=True)
     started = time.monotonic()
     config = parse_config([*flags, "--out", str(out), "--budget", f"{steps + 2 * PARITY_STEPS}steps"])
-    run = setup.build_run(config, Console(stderr=True))
+    run = loop.build_run(config, Console(stderr=True))
     turn.take()
     chosen = kernels.describe_kernels(run.fabric.device)
     emit(built_s=round(time.monotonic() - started, 1), compile_s=round(run.compile_seconds, 1), attention=chosen)

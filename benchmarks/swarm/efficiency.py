@@ -35,7 +35,7 @@ from benchmarks.swarm.efficiency_model import (
 )
 from benchmarks.swarm.link import Links, LinkShape
 from trainer.data.dataset import Dataset, prepare_dataset
-from trainer.ops.heap import keep_freed_memory
+from trainer.ops.devices import keep_freed_memory
 from trainer.swarm.config import SwarmConfig
 from trainer.swarm.data import Batches
 from trainer.swarm.local_swarm import LocalSwarm

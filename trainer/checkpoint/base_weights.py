@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from trainer.checkpoint.folders import get_checkpoint_step, list_checkpoints
+from trainer.checkpoint.files import get_checkpoint_step, list_checkpoints, list_weight_files, load_weights
 from trainer.checkpoint.store import (
     MILESTONES_FOLDER,
     CheckpointError,
@@ -20,7 +20,6 @@ from trainer.checkpoint.store import (
     read_run,
     verify_checkpoint,
 )
-from trainer.checkpoint.weight_files import list_weight_files, load_weights
 from trainer.data.dataset import Dataset
 from trainer.data.tokenizer import Tokenizer
 from trainer.data.tokenizer_spec import load_tokenizer

@@ -21,10 +21,10 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from trainer.accounting.budget import parse_size
 from trainer.cli.parser import Parser
 from trainer.config.presets import get_preset_values
 from trainer.data.dataset import Dataset, prepare_dataset
-from trainer.data.sizes import parse_size
 from trainer.errors import ExitCode, UserError, print_error
 from trainer.models import load_architecture
 from trainer.swarm.checkpoint import assemble_run

@@ -1,7 +1,7 @@
 """Named configurations: `dailytrain train --preset NAME`, or `preset = "NAME"` in a configuration file.
 
 A preset's values are the weakest layer: a base checkpoint (`--from`), a file or a flag overrides them. Sizes that
-`trainer.config.resolve` would compute are written out, so that a preset does not change with the rules; a test compares
+`trainer.config.train_config` would compute are written out, so that a preset does not change with the rules; a test compares
 the two.
 """
 

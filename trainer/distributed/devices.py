@@ -28,8 +28,7 @@ from torch.optim import Optimizer
 from trainer.data.dataset import get_cache_folder
 from trainer.errors import MachineError
 from trainer.ops.attention import activate_flash_attention
-from trainer.ops.devices import count_gpus, get_peak_gpu_memory_bytes, is_gpu_available
-from trainer.ops.heap import keep_freed_memory
+from trainer.ops.devices import count_gpus, get_peak_gpu_memory_bytes, is_gpu_available, keep_freed_memory
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from trainer.graph.schema import Call, GraphError
-from trainer.ops import registered  # noqa: F401 (declares the operators)
+from trainer.ops import elementwise  # noqa: F401 (declares the operators)
 
 MODEL_PARTS = {
     "dailytrain::attention": "attention:attend_window",
@@ -23,7 +23,7 @@ MODEL_PARTS = {
     "dailytrain::recurrence": "recurrence:compute_recurrence",
 }
 """Parts of models whose kernel the trainer chooses per device: module and function in `trainer.ops`, imported where a
-graph calls it. `trainer.ops.registered` declares their arguments. torch.compile reads through their Python."""
+graph calls it. `trainer.ops.elementwise` declares their arguments. torch.compile reads through their Python."""
 
 SIZE_OPERATORS: dict[str, Callable[..., Any]] = {
     **{f"size::{name}": getattr(operator, name) for name in ("add", "sub", "mul", "floordiv", "mod", "neg")},

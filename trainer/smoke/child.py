@@ -19,11 +19,10 @@ from typing import Any
 import torch
 
 from trainer import errors
-from trainer.checkpoint.json_files import atomic_write_json
+from trainer.checkpoint.files import atomic_write_json
 from trainer.config.parsing import parse_config
 from trainer.config.recipe_overrides import override_recipe
-from trainer.config.resolve import ResolvedConfig, resolve_config
-from trainer.config.train_config import TrainConfig
+from trainer.config.train_config import ResolvedConfig, TrainConfig, resolve_config
 from trainer.errors import ModelError, to_one_line
 from trainer.graph.files import TracedArchitecture
 from trainer.graph.recipe import read_recipe

@@ -26,9 +26,8 @@ from trainer.scoring.heldout_text import load_test_split
 from trainer.scoring.look_ahead import Correction
 from trainer.scoring.model_scorer import ModelScorer
 from trainer.scoring.text_score import score_text
-from trainer.training.loop import fit_and_finish
+from trainer.training.loop import build_run, fit_and_finish
 from trainer.training.run import Run
-from trainer.training.setup import build_run
 
 SCORED_TOKENS = 4096
 QUIET = Console(stderr=True, quiet=True)

@@ -19,7 +19,7 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from trainer.config.resolve import ResolvedConfig
+from trainer.config.train_config import ResolvedConfig
 from trainer.distributed.devices import average_across_processes, compute_gradient_norm, count_local_bytes
 from trainer.errors import (
     MAX_REASON,
@@ -33,8 +33,7 @@ from trainer.errors import (
 )
 from trainer.graph.blocks import count_calls, has_split_blocks, split_blocks
 from trainer.graph.model import GraphModel
-from trainer.ops.compiler import raise_recompile_limit
-from trainer.ops.devices import release_cached_memory
+from trainer.ops.devices import raise_recompile_limit, release_cached_memory
 from trainer.optim.optimizers import compile_steps
 from trainer.training.objective import Objective
 from trainer.training.run import Run

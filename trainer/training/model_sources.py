@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import random
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import torch
 from rich.console import Console
 from torch import Tensor, nn
 
 from trainer import errors
 from trainer.accounting import flops
-from trainer.config.resolve import ResolvedConfig
-from trainer.config.train_config import ConfigError, TrainConfig
+from trainer.config.train_config import ConfigError, ResolvedConfig, TrainConfig
 from trainer.data.tokenizer import Tokenizer
 from trainer.errors import ModelError, attribute_to_model
 from trainer.graph.counting import count_training_cost
@@ -26,10 +28,10 @@ from trainer.graph.schema import GraphError
 from trainer.models import PRESETS, check_architecture_name, load_architecture
 from trainer.models.base import Architecture, ArchitectureConfig, LanguageModel, Recipe
 from trainer.optim import optimizers as optim
-from trainer.training.random_state import seed_everything
 
 if TYPE_CHECKING:
     from trainer.checkpoint.base_weights import BaseCheckpoint
+
 
 EAGER_HINT = "`--eager` trains the Python module for debugging"
 
@@ -243,3 +245,20 @@ def convert_field(name: str, value: Any, default: Any) -> Any:
     if type(value) is not type(default):
         raise ConfigError(f"model.{name} cannot be {value!r}: it is of type {type(default).__name__}")
     return value
+
+
+# --- Seed the global random number generators -------------------------------------------------------------------------
+
+
+def seed_everything(seed: int) -> None:
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+
+
+def seed_step(seed: int, step: int, rank: int) -> None:
+    """Seed the random numbers of a process's step, such as those of dropout.
+
+    So no state has to be saved: a run resumes exactly on any number of GPUs, and no two processes draw the same.
+    """
+    seed_everything(int(np.random.SeedSequence([seed, step, rank]).generate_state(1)[0]))

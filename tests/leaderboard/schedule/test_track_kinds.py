@@ -20,7 +20,7 @@ from scheduler import storage
 from scheduler.models import Job, Node
 from tests.leaderboard.conftest import Repository, finish_run
 from trainer.config.parsing import parse_config
-from trainer.config.resolve import resolve_config
+from trainer.config.train_config import resolve_config
 
 GB = 10**9
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from tests.support.waits import WAIT_SECONDS
+from trainer.accounting.budget import parse_size
 from trainer.cli.prepare import main
 from trainer.data.dataset import Dataset
-from trainer.data.sizes import parse_size
 
 pytestmark = pytest.mark.processes
 

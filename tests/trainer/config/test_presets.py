@@ -12,8 +12,7 @@ from trainer.accounting.training_size import choose_gpu_depth, compute_model_siz
 from trainer.cli import presets as presets_command
 from trainer.config.parsing import parse_config
 from trainer.config.presets import PRESETS
-from trainer.config.resolve import choose_gpu_batch, resolve_config
-from trainer.config.train_config import ConfigError, TrainConfig
+from trainer.config.train_config import ConfigError, TrainConfig, choose_gpu_batch, resolve_config
 
 Train = Callable[..., int]
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.metrics_lines import numbers
-from trainer.checkpoint.folders import get_checkpoint_step
+from trainer.checkpoint.files import get_checkpoint_step
 from trainer.checkpoint.store import find_latest_checkpoint
 from trainer.data import loader as loading
 from trainer.data import prefetch

@@ -15,7 +15,7 @@ from tests.support.metrics_lines import CLOCK, lines
 from trainer.cli.main import main
 from trainer.config.parsing import parse_config
 from trainer.train import run_training
-from trainer.training.interruption import StopRequest
+from trainer.training.run import StopRequest
 
 pytestmark = pytest.mark.processes
 

@@ -20,9 +20,9 @@ from trainer.checkpoint.store import find_latest_checkpoint
 from trainer.config.train_config import ConfigError
 from trainer.models import ARCHITECTURES
 from trainer.optim import muon
-from trainer.training import compilation, micro_batch, precision, setup
-from trainer.training.identity import check_identity, describe_identity
-from trainer.training.random_state import seed_step
+from trainer.training import compilation, loop, micro_batch, precision
+from trainer.training.checkpointing import check_identity, describe_identity
+from trainer.training.model_sources import seed_step
 
 pytestmark = pytest.mark.processes
 
@@ -173,7 +173,7 @@ def test_machine_fields_stay_with_run(dataset_folder: Path, tmp_path: Path, monk
 
 def test_thread_count_stays_with_run(dataset_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The last digits of results depend on it: a machine that is busy at the resume must not change them."""
-    monkeypatch.setattr(setup, "count_cores", lambda: 2)
+    monkeypatch.setattr(loop, "count_cores", lambda: 2)
     flags = (*FLAGS, "--dataset", dataset_folder, "--threads", "2")
     before = torch.get_num_threads()
     try:
@@ -193,7 +193,7 @@ def test_run_of_older_release_resumes(dataset_folder: Path, tmp_path: Path, monk
 
     flags = (*FLAGS, "--dataset", dataset_folder)
     with monkeypatch.context() as older:
-        older.setattr(setup, "describe_identity", drop_new_fields)
+        older.setattr(loop, "describe_identity", drop_new_fields)
         assert train(tmp_path, *flags, stop_after=3) == 130
     assert train(tmp_path, *flags) == 0
 
