@@ -188,7 +188,7 @@ def join_parts(written: Sequence[Sequence[Part]]) -> Iterator[Part]:
 
 
 def write_value(value: Any, results: Mapping[str, Sequence[Part]]) -> list[Part]:
-    """Return the parts of an argument (`trainer.graph.schema` describes its JSON)."""
+    """Return the parts of an argument (`trainer.graph.files` describes its JSON)."""
     if isinstance(value, str):
         return list(results.get(value, [value]))
     if isinstance(value, list):

@@ -15,8 +15,7 @@ from trainer.config.train_config import ResolvedConfig, resolve_config
 from trainer.graph.build import build_constants
 from trainer.graph.counting import count_training_cost
 from trainer.graph.files import TracedArchitecture
-from trainer.graph.model import GraphModel, build_model_without_data
-from trainer.graph.recipe import read_recipe
+from trainer.graph.model import GraphModel, build_model_without_data, read_recipe
 from trainer.graph.trace import trace_architecture
 from trainer.models import load_architecture
 from trainer.ops.losses import count_chunks

@@ -12,8 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 from trainer.data.corpora import Document
-from trainer.data.tokenizer import Tokenizer
-from trainer.data.tokenizer_spec import load_tokenizer
+from trainer.data.tokenizer import Tokenizer, load_tokenizer
 from trainer.data.tokenizer_training import train_bpe
 from trainer.models import gpt
 from trainer.models.base import LanguageModel

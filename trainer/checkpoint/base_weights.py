@@ -21,8 +21,7 @@ from trainer.checkpoint.store import (
     verify_checkpoint,
 )
 from trainer.data.dataset import Dataset
-from trainer.data.tokenizer import Tokenizer
-from trainer.data.tokenizer_spec import load_tokenizer
+from trainer.data.tokenizer import Tokenizer, load_tokenizer
 from trainer.models import PRESETS
 from trainer.optim import lora
 from trainer.protocol.files import CHECKPOINTS_FOLDER

@@ -39,8 +39,7 @@ from trainer.data.shards import (
     compute_content_hash,
     get_token_dtype,
 )
-from trainer.data.tokenizer import Tokenizer
-from trainer.data.tokenizer_spec import TokenizerSpec, load_tokenizer
+from trainer.data.tokenizer import Tokenizer, TokenizerSpec, load_tokenizer
 from trainer.protocol.files import hash_file
 
 if TYPE_CHECKING:

@@ -32,8 +32,7 @@ from trainer.data.shards import (
 )
 from trainer.data.spool import Spool, SpoolWriter
 from trainer.data.tokenization import Row, ShardTask, plan_shards, tokenize_shards
-from trainer.data.tokenizer import Tokenizer
-from trainer.data.tokenizer_spec import TokenizerSpec, load_tokenizer
+from trainer.data.tokenizer import Tokenizer, TokenizerSpec, load_tokenizer
 from trainer.data.tokenizer_training import train_bpe
 
 REQUEST = "request.json"  # what a temporary folder is for

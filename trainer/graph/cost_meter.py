@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from trainer.graph.files import MAX_DIMENSIONS, MAX_ITEMS, GraphError
 from trainer.graph.operators import (
     Formula,
     count_added_product,
@@ -20,7 +21,6 @@ from trainer.graph.operators import (
     find_precision_factor,
     iterate_tensors,
 )
-from trainer.graph.schema import MAX_DIMENSIONS, MAX_ITEMS, GraphError
 
 PRODUCTS: dict[str, Formula] = {
     "aten::mm": count_mm,

@@ -32,9 +32,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from trainer.errors import to_one_line
 from trainer.graph.build import GraphFunction
 from trainer.graph.cost_meter import Cost, CostMeter
+from trainer.graph.files import GraphError
 from trainer.graph.model import GraphModel, get_stored_tensors
 from trainer.graph.operators import iterate_tensors
-from trainer.graph.schema import GraphError
 from trainer.ops.attention import force_reference
 from trainer.ops.losses import choose_chunk_positions, count_chunks, limit_chunk_positions
 

@@ -27,9 +27,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from trainer.graph.advice import find_advice
 from trainer.graph.checks import check_graph
-from trainer.graph.operator_functions import SIZE_OPERATORS
-from trainer.graph.operators import is_allowed
-from trainer.graph.schema import MAX_CONSTANT_BYTES, Call, Constant, Graph, GraphError, Input, Passes
+from trainer.graph.files import MAX_CONSTANT_BYTES, Call, Constant, Graph, GraphError, Input, Passes
+from trainer.graph.operators import SIZE_OPERATORS, is_allowed
 from trainer.models.base import LanguageModel
 
 IGNORED_CALLS = ("_assert_tensor_metadata", "_assert_scalar", "_assert_async", "sym_constrain_range", "promote_types")
@@ -383,7 +382,7 @@ class GraphExport:
         self.exporter.lines[id(call)] = describe_line(node)
 
     def encode(self, value: Any, node: fx.Node) -> Any:
-        """Return an argument as JSON (see `trainer.graph.schema`)."""
+        """Return an argument as JSON (see `trainer.graph.files`)."""
         if isinstance(value, fx.Node):
             return self.references[value.name]
         if isinstance(value, list | tuple):

@@ -1,39 +1,159 @@
 """The four files of a traced architecture: how they are read, checked and written. No torch.
 
-`trainer.graph.schema` describes their JSON.
+`trainer.graph.files` describes their JSON.
 """
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
+import lzma
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from trainer.graph.compression import count_compressed_bytes
-from trainer.graph.schema import (
-    MAX_COMPRESSED_BYTES,
-    MAX_CONSTANT_BYTES,
-    MAX_DIMENSIONS,
-    MAX_ITEMS,
-    MAX_SIZE,
-    SIZE_NAMES,
-    Call,
-    Constant,
-    Graph,
-    GraphError,
-    Initialization,
-    Input,
-    Passes,
-    Size,
-    StoredTensor,
-    iterate_values,
-)
+from trainer.errors import UserError
 from trainer.protocol.files import GRAPH_FILES
+
+# --- Graphs of operator calls, and what the files of a traced architecture contain. No torch --------------------------
+# A graph is a list of operator calls. In JSON:
+#
+#     {"inputs": [{"name": "tokens", "dtype": "int64", "shape": ["batch", 256]}],
+#      "calls": [{"operator": "aten::embedding", "arguments": ["@embedding.weight", "%tokens"], "module": "embedding"},
+#                {"operator": "aten::mul.Tensor", "arguments": ["%0", 2.0]}],
+#      "outputs": ["%1"]}
+#
+# Arguments are JSON values, and:
+# - `"%tokens"` is an input of the graph, `"%3"` the result of its call number 3;
+# - `"@name"` is a stored tensor: a parameter, a buffer or a constant;
+# - `{"dtype": "float32"}`, `{"memory_format": "contiguous_format"}`, `{"text": "tanh"}`, `{"number": "inf"}` are values
+#   that JSON lacks; `{"device": true}` is the device of the run.
+#
+# A region is a call with a `graph` of its own that runs under a condition: `region::no_grad`, or `region::no_autocast`.
+
+
+MAX_DIMENSIONS = 8  # of a tensor
+MAX_ITEMS = 2**14  # of a list in a call, and of the tensors that an operator returns: a row's positions, one by one
+MAX_SIZE = 2**40  # of a factor of a size, a dimension, and the elements of a stored tensor
+MAX_CONSTANT_BYTES = 64_000  # of all constants of an architecture. Larger tables are computed by the constructor.
+MAX_COMPRESSED_BYTES = 20_000  # of calls, sizes, names and recipe (benchmarks/results/training-speed.md)
+SIZE_NAMES = ("batch", "positions")  # sizes that are known only when a graph runs
+
+Size = int | str  # a number, or one of SIZE_NAMES
+
+
+class GraphError(UserError):
+    """A traced architecture's files are not valid."""
+
+
+@dataclass(frozen=True)
+class Input:
+    """An input of a graph."""
+
+    name: str
+    dtype: str = ""  # empty inside a region
+    shape: tuple[Size, ...] = ()
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of an operator."""
+
+    operator: str  # `namespace::name.overload`
+    arguments: tuple[Any, ...] = ()
+    keywords: Mapping[str, Any] | None = None
+    module: str = ""  # the module of the architecture that made the call, such as `blocks.0.attention`
+    graph: Graph | None = None  # of a region
+
+    @property
+    def name(self) -> str:
+        """The operator without its overload: `aten::add`."""
+        return self.operator.partition(".")[0]
+
+
+@dataclass(frozen=True)
+class Graph:
+    """Operator calls in their order."""
+
+    inputs: tuple[Input, ...]
+    calls: tuple[Call, ...]
+    outputs: tuple[Any, ...]
+
+    def iterate_calls(self) -> Iterator[Call]:
+        """Yield all calls, with those of regions after the region."""
+        for call in self.calls:
+            yield call
+            if call.graph is not None:
+                yield from call.graph.iterate_calls()
+
+    def list_stored_names(self) -> list[str]:
+        """Return the names of the stored tensors that the graph reads, in order of their first use."""
+        found: dict[str, None] = {}
+        for call in self.iterate_calls():
+            for value in iterate_values([call.arguments, list((call.keywords or {}).values())]):
+                if isinstance(value, str) and value.startswith("@"):
+                    found[value[1:]] = None
+        return list(found)
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """A tensor that outlives a pass."""
+
+    name: str
+    kind: Literal["parameter", "buffer", "non_persistent_buffer"]
+    dtype: str
+    shape: tuple[int, ...]
+    other_names: tuple[str, ...] = ()  # under which the same tensor stands in the architecture, if weights are shared
+
+    @property
+    def number_of_elements(self) -> int:
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True)
+class Initialization:
+    """`init.json`: the stored tensors, and the graph that computes them in this order."""
+
+    tensors: tuple[StoredTensor, ...]
+    graph: Graph
+    constants: Mapping[str, Constant]  # small tensors of fixed values that any of the graphs reads
+
+
+@dataclass(frozen=True)
+class Constant:
+    """A tensor of fixed values."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    data: str  # base64 of the bytes, little-endian, in row-major order
+
+    @property
+    def number_of_bytes(self) -> int:
+        """Raises ValueError if `data` is not base64."""
+        return len(base64.b64decode(self.data, validate=True))
+
+
+@dataclass(frozen=True)
+class Passes:
+    """`train.json` or `eval.json`: tokens `[batch, T]` to features, and features `[batch, positions, W]` to logits."""
+
+    features: Graph
+    logits: Graph
+
+
+def iterate_values(value: Any) -> Iterator[Any]:
+    """Yield the values in nested lists, one by one."""
+    if isinstance(value, list | tuple):
+        for item in value:
+            yield from iterate_values(item)
+    else:
+        yield value
+
 
 VERSION = 1
 MAX_FILE_BYTES = 64 * 2**20
@@ -365,7 +485,7 @@ def decode_call(entry: Mapping[str, Any], known: set[str], depth: int) -> Call:
 
 
 def check_values(values: list[Any], known: set[str]) -> None:
-    """Raise `GraphError` unless these are arguments (`trainer.graph.schema`) that refer to `known` values only."""
+    """Raise `GraphError` unless these are arguments (`trainer.graph.files`) that refer to `known` values only."""
     check_list_depth(values, MAX_LIST_DEPTH + 1)  # `values` is a list itself
     for value in iterate_values(values):
         if isinstance(value, str):
@@ -432,3 +552,77 @@ def check_sizes(sizes: Any) -> tuple[int, ...]:
     if not all(isinstance(size, int) for size in checked):
         raise GraphError(f"{sizes!r} is not a shape of numbers")
     return tuple(sizes)
+
+
+# --- Compressed size of an architecture's files, apart from its constant tensors --------------------------------------
+# Knowledge can hide in numbers, in the order of references, in sizes, names and learning rates. The compressed size
+# bounds all of these together. An honest model repeats its layers, so it compresses well.
+
+
+FILTERS = [{"id": lzma.FILTER_LZMA2, "preset": 6, "dict_size": 2**26}]
+"""Raw LZMA2, whose window covers all four files: evaluation repeats training."""
+
+
+def count_compressed_bytes(
+    initialization: Initialization, graphs: Sequence[Graph], recipe: Mapping[str, Any], limit: float = math.inf
+) -> int:
+    """Return the compressed size of all that the four files say, but for constant data and paths of modules.
+
+    `graphs`: of initialization, training and evaluation. Returns a number above `limit` as soon as there are more.
+    """
+    compressor = lzma.LZMACompressor(lzma.FORMAT_RAW, filters=FILTERS)
+    size = 0
+    for line in iterate_lines(initialization, graphs, recipe):
+        size += len(compressor.compress(line.encode()))
+        if size > limit:
+            return size
+    return size + len(compressor.flush())
+
+
+def iterate_lines(initialization: Initialization, graphs: Sequence[Graph], recipe: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what the files say, line by line. Architectures that compute different things have different lines."""
+    numbers: dict[str, int] = {}  # of stored tensors by name
+    for number, tensor in enumerate(initialization.tensors):
+        numbers |= dict.fromkeys((tensor.name, *tensor.other_names), number)
+        yield dump([tensor.name, tensor.kind, tensor.dtype, tensor.shape, tensor.other_names])
+    for name, constant in initialization.constants.items():
+        numbers[name] = len(numbers)
+        yield dump([constant.dtype, constant.shape])
+    for graph in graphs:
+        yield from GraphLines(numbers).iterate(graph)
+    yield dump(recipe)
+
+
+class GraphLines:
+    """The lines of a graph. References say how far back they point, so equal layers have equal lines."""
+
+    def __init__(self, stored_numbers: Mapping[str, int]) -> None:
+        self.stored_numbers = stored_numbers
+        self.last_stored = 0
+
+    def iterate(self, graph: Graph) -> Iterator[str]:
+        yield dump([[i.name, i.dtype, i.shape] for i in graph.inputs])
+        for number, call in enumerate(graph.calls):
+            yield self.describe(call, number)
+            if call.graph is not None:
+                yield from self.iterate(call.graph)
+        yield dump([self.encode(value, len(graph.calls)) for value in graph.outputs])
+
+    def describe(self, call: Call, number: int) -> str:
+        keywords = {name: self.encode(value, number) for name, value in (call.keywords or {}).items()}
+        return dump([call.operator, [self.encode(value, number) for value in call.arguments], keywords])
+
+    def encode(self, value: Any, number: int) -> Any:
+        if isinstance(value, list | tuple):
+            return [self.encode(item, number) for item in value]
+        if not isinstance(value, str):
+            return value
+        if value.startswith("@"):
+            stored = self.stored_numbers[value[1:]]
+            distance, self.last_stored = stored - self.last_stored, stored
+            return f"@{distance}"
+        return f"%-{number - int(value[1:])}" if value[1:].isdecimal() else value
+
+
+def dump(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":")) + "\n"

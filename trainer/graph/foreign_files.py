@@ -19,7 +19,7 @@ import psutil
 
 import trainer
 from trainer.errors import CRASH_SIGNALS, MAX_REASON, ProcessLostError, to_one_line
-from trainer.graph.schema import GraphError
+from trainer.graph.files import GraphError
 
 CPU_SECONDS = 240
 MEMORY_BYTES = 2 * 2**30  # of shapes and small constants, beside what the imported packages take

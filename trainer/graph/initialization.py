@@ -17,8 +17,8 @@ from torch import Tensor, fx
 from trainer.errors import to_one_line
 from trainer.graph.build import GraphFunction, build_constants, build_function
 from trainer.graph.cost_meter import CostMeter
+from trainer.graph.files import GraphError, Initialization
 from trainer.graph.operators import iterate_tensors
-from trainer.graph.schema import GraphError, Initialization
 
 ERRORS = (RuntimeError, TypeError, ValueError, IndexError, OverflowError)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -10,12 +11,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
+from trainer.errors import to_one_line
 from trainer.graph.build import GraphFunction, build_constants, build_function
-from trainer.graph.files import TracedArchitecture
+from trainer.graph.files import GraphError, Initialization, Passes, StoredTensor, TracedArchitecture, iterate_values
 from trainer.graph.initialization import compute_initial_tensors
 from trainer.graph.operators import RANDOM_OPERATORS, strip_variant
-from trainer.graph.schema import GraphError, Initialization, Passes, StoredTensor, iterate_values
-from trainer.models.base import LanguageModel
+from trainer.models.base import ArchitectureConfig, LanguageModel, ParameterGroup, Recipe, Schedule
 
 PRODUCTS = (torch.ops.aten.linear.default, torch.ops.aten.matmul.default, torch.ops.aten.mm.default)
 VIEWS = (torch.ops.aten.t.default, torch.ops.aten.transpose.int, torch.ops.aten.slice.Tensor)
@@ -185,3 +186,34 @@ def get_stored(root: nn.Module, name: str) -> Tensor:
     tensor = getattr(root.get_submodule(path), own_name)
     assert isinstance(tensor, torch.Tensor)
     return tensor
+
+
+# --- The recipe of a traced architecture as plain data: `recipe.json` -------------------------------------------------
+
+
+MAX_PATTERNS = 500  # each is compared with the name of each parameter
+
+
+def describe_recipe(recipe: Recipe, config: ArchitectureConfig) -> dict[str, Any]:
+    """Return the recipe and the sizes as plain data."""
+    return {
+        "vocabulary_size": config.vocabulary_size,
+        "sequence_length": config.sequence_length,
+        "model": dataclasses.asdict(config),  # type: ignore[call-overload]
+        "recipe": dataclasses.asdict(recipe),
+    }
+
+
+def read_recipe(traced: TracedArchitecture) -> Recipe:
+    """Return the recipe of a traced architecture. Raises `GraphError`."""
+    try:
+        table = dict(traced.recipe["recipe"])
+        groups = [
+            ParameterGroup(**{**group, "match": tuple(group["match"]), "betas": tuple(group["betas"])})
+            for group in table["groups"]
+        ]
+        if sum(len(group.match) for group in groups) > MAX_PATTERNS:
+            raise ValueError(f"its groups have more than {MAX_PATTERNS} patterns of names")
+        return Recipe(**{**table, "groups": tuple(groups), "schedule": Schedule(**table["schedule"])})
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        raise GraphError(f"recipe.json is not a recipe: {to_one_line(error)}") from error

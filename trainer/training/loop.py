@@ -38,8 +38,7 @@ from trainer.config.train_config import (
     resolve_config,
 )
 from trainer.data.dataset import Dataset, get_cache_folder, prepare_dataset
-from trainer.data.loader import IGNORE_INDEX, iterate_in_order
-from trainer.data.prefetch import build_loader
+from trainer.data.loader import IGNORE_INDEX, build_loader, iterate_in_order
 from trainer.distributed.devices import (
     average_across_processes,
     average_tensor,

@@ -20,11 +20,9 @@ from trainer.config.train_config import ConfigError, ResolvedConfig, TrainConfig
 from trainer.data.tokenizer import Tokenizer
 from trainer.errors import ModelError, attribute_to_model
 from trainer.graph.counting import count_training_cost
-from trainer.graph.files import TracedArchitecture, check_saved_dtype, read_traced
+from trainer.graph.files import GraphError, TracedArchitecture, check_saved_dtype, read_traced
 from trainer.graph.initialization import count_charged_flops
-from trainer.graph.model import build_model, build_model_without_data
-from trainer.graph.recipe import read_recipe
-from trainer.graph.schema import GraphError
+from trainer.graph.model import build_model, build_model_without_data, read_recipe
 from trainer.models import PRESETS, check_architecture_name, load_architecture
 from trainer.models.base import Architecture, ArchitectureConfig, LanguageModel, Recipe
 from trainer.optim import optimizers as optim

@@ -20,7 +20,7 @@ from trainer.accounting.budget import Budget, Usage
 from trainer.checkpoint.store import CheckpointWriter, HostBuffers
 from trainer.config.train_config import ResolvedConfig, TrainConfig, find_largest_divisor
 from trainer.data.dataset import Dataset
-from trainer.data.prefetch import PrefetchLoader
+from trainer.data.loader import PrefetchLoader
 from trainer.errors import DivergenceError
 from trainer.graph.files import TracedArchitecture
 from trainer.models.base import LanguageModel, Recipe

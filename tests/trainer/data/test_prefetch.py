@@ -11,8 +11,15 @@ import torch
 
 from tests.support.waits import WAIT_SECONDS
 from trainer.data.dataset import Dataset
-from trainer.data.loader import Batch, LoaderState
-from trainer.data.prefetch import PACKINGS, PREFETCH_BATCHES, PrefetchLoader, build_loader, load_packing
+from trainer.data.loader import (
+    PACKINGS,
+    PREFETCH_BATCHES,
+    Batch,
+    LoaderState,
+    PrefetchLoader,
+    build_loader,
+    load_packing,
+)
 
 
 @pytest.fixture

@@ -19,8 +19,9 @@ from trainer.data.errors import TokenizerError
 from trainer.data.tokenizer import (
     PIECE_CHARACTERS,
     Tokenizer,
+    TokenizerSpec,
+    load_tokenizer,
 )
-from trainer.data.tokenizer_spec import TokenizerSpec, load_tokenizer
 from trainer.data.tokenizer_training import LONGEST_WORD, run_interruptibly, split_long_words, train_bpe
 
 pytestmark = pytest.mark.processes

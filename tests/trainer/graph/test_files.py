@@ -16,10 +16,8 @@ from trainer.graph import files as graph_files
 from trainer.graph.build import build_function
 from trainer.graph.checks import is_random
 from trainer.graph.counting import count_training_cost
-from trainer.graph.files import parse_files, read_traced
-from trainer.graph.model import build_model, build_model_without_data
-from trainer.graph.recipe import read_recipe
-from trainer.graph.schema import Call, Graph, GraphError
+from trainer.graph.files import Call, Graph, GraphError, parse_files, read_traced
+from trainer.graph.model import build_model, build_model_without_data, read_recipe
 from trainer.models import load_architecture
 from trainer.protocol import GRAPH_FILES
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from trainer.checkpoint.store import load_model, write_checkpoint
-from trainer.data.tokenizer_spec import load_tokenizer
+from trainer.data.tokenizer import load_tokenizer
 from trainer.data.tokenizer_training import train_bpe
 from trainer.graph.trace import trace_architecture
 from trainer.inference import generate

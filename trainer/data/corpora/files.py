@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from trainer.data.corpora.document import Corpus, CorpusInfo, Document
+from trainer.data.corpora import Corpus, CorpusInfo, Document
 from trainer.data.corpora.file_formats import LINES_NAMES, TEXT_NAMES, read_documents, strip_compression
 from trainer.data.errors import CorpusError
 from trainer.protocol.files import hash_file

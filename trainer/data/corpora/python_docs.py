@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from trainer.data.corpora.document import Corpus, CorpusInfo, Document
+from trainer.data.corpora import Corpus, CorpusInfo, Document
 from trainer.data.errors import CorpusError
 from trainer.protocol.files import hash_file
 

@@ -15,7 +15,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from trainer.data.corpora.document import Corpus, CorpusInfo, Document
+from trainer.data.corpora import Corpus, CorpusInfo, Document
 from trainer.data.errors import CorpusError
 
 PACKAGES = {"networkx": "3.6.1", "sympy": "1.14.0"}  # as in the group dev of pyproject.toml

@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any
 from urllib.parse import quote
 
-from trainer.data.corpora.document import Corpus, CorpusInfo, Document
+from trainer.data.corpora import Corpus, CorpusInfo, Document
 from trainer.data.errors import CorpusError, describe_exception
 
 REPOSITORY = "cerebras/SlimPajama-627B"
