@@ -47,12 +47,13 @@ from trainer.models.base import Architecture, ArchitectureConfig, LanguageModel
 from trainer.ops import devices
 from trainer.ops.attention import describe_kernels as describe_attention
 from trainer.ops.devices import synchronize
-from trainer.protocol import Checkpoint, FileRef
 from trainer.protocol.files import (
     CHECKPOINTS_FOLDER,
     OPTIMIZER_FILE,
     STATE_FILE,
     WEIGHTS_FILE,
+    Checkpoint,
+    FileRef,
     build_checkpoint_path,
     is_weights_file,
 )
