@@ -9,7 +9,7 @@ from pathlib import Path
 
 from trainer.cli.parser import Parser
 from trainer.errors import ExitCode, UserError
-from trainer.graph.files import read_traced
+from trainer.graph.reading import read_traced
 from trainer.graph.summary import describe_traced, print_summary
 
 

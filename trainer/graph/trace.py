@@ -17,7 +17,6 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from trainer.errors import to_one_line
-from trainer.graph.advice import find_advice
 from trainer.graph.build import build_constants, check_passes
 from trainer.graph.export import (
     NOT_LISTED,
@@ -189,6 +188,8 @@ def explain_errors(place: str) -> Iterator[None]:
         message = str(error) if not line or line in str(error) else f"{line}: {error}"
         raise TraceError(message) from error
     except Exception as error:
+        from trainer.graph.advice import find_advice
+
         line = describe_stack(read_stack(error)) or place
         message = f"{type(error).__name__}: {to_one_line(error)}"
         reason = find_advice(f"{message} {line}") or message[:300]

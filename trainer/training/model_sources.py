@@ -20,7 +20,7 @@ from trainer.config.train_config import ConfigError, ResolvedConfig, TrainConfig
 from trainer.data.tokenizer import Tokenizer
 from trainer.errors import ModelError, attribute_to_model
 from trainer.graph.counting import count_training_cost
-from trainer.graph.files import GraphError, TracedArchitecture, check_saved_dtype, read_traced
+from trainer.graph.files import GraphError, TracedArchitecture, check_saved_dtype
 from trainer.graph.initialization import count_charged_flops
 from trainer.graph.model import build_model, build_model_without_data, read_recipe
 from trainer.models import PRESETS, check_architecture_name, load_architecture
@@ -85,6 +85,8 @@ class ModelSource:
         """Build the model from the run's seed, with the weights of the base checkpoint and adapters, if any."""
         if self.module is None:
             assert self.config.graph is not None
+            from trainer.graph.reading import read_traced
+
             traced = read_traced(self.config.graph)
             self.check_sizes(traced, tokenizer, vocabulary_size)
             return self.build_from_graphs(traced, traced.recipe["model"])
@@ -122,7 +124,11 @@ class ModelSource:
     def read_saved_graphs(self) -> TracedArchitecture | None:
         """Return the graphs of the run that is resumed; None if there is none."""
         folder = self.config.out / "graph"
-        return read_traced(folder) if self.saved and folder.is_dir() else None
+        if not self.saved or not folder.is_dir():
+            return None
+        from trainer.graph.reading import read_traced
+
+        return read_traced(folder)
 
     def trace(self, model_config: ArchitectureConfig) -> TracedArchitecture:
         from trainer.graph.trace import trace_architecture  # imports torch._dynamo, which takes 2 s

@@ -20,8 +20,8 @@ from trainer.graph.files import (
     count_compressed_bytes,
     count_constant_bytes,
     iterate_lines,
-    parse_files,
 )
+from trainer.graph.reading import parse_files
 
 SECRET = random.Random(0).randbytes(40_000)
 Table = dict[str, Any]

@@ -18,8 +18,9 @@ from tests.support.scored_runs import build_scorer, make_texts, score_tokens
 from tests.support.tiny import TINY
 from trainer.cli.main import main
 from trainer.graph.build import translate
-from trainer.graph.files import Call, read_traced
+from trainer.graph.files import Call
 from trainer.graph.model import build_model
+from trainer.graph.reading import read_traced
 from trainer.graph.trace import trace_architecture
 from trainer.models.base import LanguageModel
 from trainer.scoring.heldout_text import EncodedDocument

@@ -16,7 +16,7 @@ from trainer.accounting.training_size import compute_model_size
 from trainer.checkpoint.files import list_checkpoints
 from trainer.checkpoint.graph_weights import load_graph_model
 from trainer.checkpoint.store import get_checkpoint_path
-from trainer.graph.files import read_traced
+from trainer.graph.reading import read_traced
 from trainer.scoring.compare_replay import ReplayComparison, compare_weights
 from trainer.training.replay import main as replay
 
