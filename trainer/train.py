@@ -22,8 +22,7 @@ from rich.console import Console
 from trainer import errors
 from trainer.config.parsing import parse_config
 from trainer.config.train_config import TrainConfig
-from trainer.data.errors import DamagedDatasetError
-from trainer.errors import ModelError, UserError
+from trainer.errors import DamagedDatasetError, ModelError, UserError
 from trainer.training.loop import build_run, fit_and_finish
 from trainer.training.run import StopRequest
 

@@ -24,7 +24,7 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from trainer.checkpoint.files import atomic_write_json
-from trainer.cli.parser import Parser, parse_positive_integer
+from trainer.cli import Parser, parse_positive_integer
 from trainer.config.parsing import parse_config
 from trainer.distributed.devices import get_peak_memory_bytes
 from trainer.errors import ExitCode, ModelError, print_error

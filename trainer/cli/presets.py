@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Sequence
 
-from trainer.cli.parser import Parser
+from trainer.cli import Parser
 from trainer.config.presets import PRESETS
 
 

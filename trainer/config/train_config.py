@@ -35,7 +35,7 @@ from typing import Any, Literal
 
 from trainer.accounting.budget import Budget, parse_size
 from trainer.errors import UserError
-from trainer.optim.lora_args import LoraArgs
+from trainer.optim import LoraArgs
 
 DEFAULT_CORPUS = "python-docs"  # part of the package
 COMPARISON_CORPUS = "python-packages"  # of `try`: more text, and recorded results rest on it
@@ -216,7 +216,7 @@ class ResolvedConfig:
     depth: int  # default of the model's sizes
     sequence_length: int
     batch: int
-    micro_batch: int  # at first the upper limit for `trainer.training.micro_batch`
+    micro_batch: int  # at first the upper limit for `trainer.training.loop`
     packing: Literal["blocks", "documents"]
     precision: Literal["fp32", "bf16", "fp8"]
     muon_precision: Literal["fp32", "bf16"]

@@ -27,7 +27,6 @@ import tokenizers
 from filelock import FileLock, Timeout
 
 from trainer.data.corpora import Document, find_corpus
-from trainer.data.errors import DamagedDatasetError, DatasetError
 from trainer.data.shards import (
     FORMAT,
     FORMAT_WITH_PROMPTS,
@@ -40,6 +39,7 @@ from trainer.data.shards import (
     get_token_dtype,
 )
 from trainer.data.tokenizer import Tokenizer, TokenizerSpec, load_tokenizer
+from trainer.errors import DamagedDatasetError, DatasetError
 from trainer.protocol.files import hash_file
 
 if TYPE_CHECKING:

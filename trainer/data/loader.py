@@ -17,8 +17,8 @@ import numpy as np
 import torch
 
 from trainer.data.dataset import Dataset
-from trainer.data.errors import DatasetError
 from trainer.data.shards import PROMPT_BIT, TokenStream
+from trainer.errors import DatasetError
 
 # --- A shuffle that needs no memory: the new position of each number is computed, not stored --------------------------
 # A Feistel network permutes the numbers with an even count of bits for any round function. Results outside the range are

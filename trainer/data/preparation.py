@@ -19,7 +19,6 @@ import numpy as np
 
 from trainer.data import splits
 from trainer.data.corpora import Corpus
-from trainer.data.errors import DatasetError, UnsuitableCorpusError
 from trainer.data.progress import ProgressConsole, show_phase
 from trainer.data.shards import (
     FORMAT,
@@ -34,6 +33,7 @@ from trainer.data.spool import Spool, SpoolWriter
 from trainer.data.tokenization import Row, ShardTask, plan_shards, tokenize_shards
 from trainer.data.tokenizer import Tokenizer, TokenizerSpec, load_tokenizer
 from trainer.data.tokenizer_training import train_bpe
+from trainer.errors import DatasetError, UnsuitableCorpusError
 
 REQUEST = "request.json"  # what a temporary folder is for
 SAMPLE_BYTES = 2 << 10  # bytes of text per entry of a tokenizer to train it on, spread over the train split

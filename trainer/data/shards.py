@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from trainer.data.errors import DamagedDatasetError
+from trainer.errors import DamagedDatasetError
 
 SPLITS = ("train", "dev", "test")
 FORMAT = 1

@@ -23,11 +23,11 @@ import numpy as np
 from trainer.accounting.cores import count_cores
 from trainer.data import splits
 from trainer.data.corpora import Document
-from trainer.data.errors import DatasetError
 from trainer.data.progress import ProgressConsole, ProgressPhase, show_phase
 from trainer.data.shards import PROMPT_BIT, SPLITS, FileWriter, write_file
 from trainer.data.spool import Spool
 from trainer.data.tokenizer import Tokenizer, load_tokenizer
+from trainer.errors import DatasetError
 
 SHARD_TEXT = 256 << 20  # bytes of text for a shard: about 128 MiB of uint16
 PARALLEL_TEXT = 64 << 20  # less text is tokenized in this process, since others take seconds to start

@@ -22,9 +22,9 @@ import numpy as np
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
-from trainer.data.errors import TokenizerError, describe_exception
 from trainer.data.shards import write_file
 from trainer.data.tokenizer_names import check_tokenizer_name, find_tokenizer_file, find_vocabulary
+from trainer.errors import TokenizerError, describe_exception
 from trainer.text_files import decode_text
 
 # --- Encode with tiktoken, about five times faster than with `tokenizers`, to the same ids ----------------------------

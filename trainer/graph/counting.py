@@ -31,8 +31,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from trainer.errors import to_one_line
 from trainer.graph.build import GraphFunction
-from trainer.graph.cost_meter import Cost, CostMeter
 from trainer.graph.files import GraphError
+from trainer.graph.initialization import Cost, CostMeter
 from trainer.graph.model import GraphModel, get_stored_tensors
 from trainer.graph.operators import iterate_tensors
 from trainer.ops.attention import force_reference

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from trainer.errors import UserError
 from trainer.models.base import LanguageModel, ParameterGroup, Recipe
-from trainer.optim.lora_args import LoraArgs
+from trainer.optim import LoraArgs
 
 DOWN, UP, SCALE = "lora_down", "lora_up", "lora_scale"
 

@@ -17,7 +17,7 @@ from tests.support.waits import WAIT_SECONDS
 from trainer.data import shards, tokenization
 from trainer.data.corpora import open_corpus
 from trainer.data.dataset import Dataset, get_cache_folder, iterate_test_documents, prepare_dataset
-from trainer.data.errors import CorpusError, DatasetError
+from trainer.errors import CorpusError, DatasetError
 
 pytestmark = pytest.mark.processes
 

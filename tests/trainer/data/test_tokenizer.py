@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from tests.support.paths import DATA, REPOSITORY
 from trainer.data.corpora import open_corpus
-from trainer.data.errors import TokenizerError
 from trainer.data.tokenizer import (
     PIECE_CHARACTERS,
     Tokenizer,
@@ -23,6 +22,7 @@ from trainer.data.tokenizer import (
     load_tokenizer,
 )
 from trainer.data.tokenizer_training import LONGEST_WORD, run_interruptibly, split_long_words, train_bpe
+from trainer.errors import TokenizerError
 
 pytestmark = pytest.mark.processes
 

@@ -17,11 +17,11 @@ from tests.support.tiny import TINY
 from trainer.checkpoint.store import find_latest_checkpoint, load_model
 from trainer.data.corpora import Document, open_corpus
 from trainer.data.dataset import Dataset, prepare_dataset
-from trainer.data.errors import CorpusError
 from trainer.data.loader import IGNORE_INDEX, PACKINGS, iterate_in_order, load_packing
 from trainer.data.shards import PROMPT_BIT
 from trainer.data.splits import cut_document
 from trainer.data.tokenizer import load_tokenizer
+from trainer.errors import CorpusError
 from trainer.models import gpt
 from trainer.training.objective import Objective
 

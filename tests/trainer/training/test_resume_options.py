@@ -20,7 +20,7 @@ from trainer.checkpoint.store import find_latest_checkpoint
 from trainer.config.train_config import ConfigError
 from trainer.models import ARCHITECTURES
 from trainer.optim import muon
-from trainer.training import compilation, loop, micro_batch, precision
+from trainer.training import compilation, loop, precision
 from trainer.training.checkpointing import check_identity, describe_identity
 from trainer.training.model_sources import seed_step
 
@@ -138,7 +138,7 @@ def test_resume_on_a_smaller_machine_takes_fewer_rows_at_the_same_price(
     flags = (*FLAGS, "--dataset", dataset_folder, "--budget", "2.3e8flops", "--train.micro-batch", "4")
     prices, rows = set(), []
     for fitting, stop_after in ((99, 2), (1, 2), (99, None)):
-        monkeypatch.setattr(micro_batch, "choose_cpu_micro_batch", lambda *arguments, fitting=fitting: fitting)
+        monkeypatch.setattr(loop, "choose_cpu_micro_batch", lambda *arguments, fitting=fitting: fitting)
         assert train(tmp_path, *flags, tiny=tiny, stop_after=stop_after) == (130 if stop_after else 0)
         run = json.loads((tmp_path / "run.json").read_text())
         prices.add(run["flops_per_token"])

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Protocol
 
-from trainer.data.errors import CorpusError
+from trainer.errors import CorpusError
 
 # --- The interface of all kinds of corpora ----------------------------------------------------------------------------
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from trainer.data.corpora import Document
-from trainer.data.errors import CorpusError
+from trainer.errors import CorpusError
 
 # A larger text is cut at line ends into documents of about this size, so that memory stays bounded.
 LARGEST_DOCUMENT = 16 << 20  # bytes

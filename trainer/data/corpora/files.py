@@ -19,7 +19,7 @@ from typing import Any
 
 from trainer.data.corpora import Corpus, CorpusInfo, Document
 from trainer.data.corpora.file_formats import LINES_NAMES, TEXT_NAMES, read_documents, strip_compression
-from trainer.data.errors import CorpusError
+from trainer.errors import CorpusError
 from trainer.protocol.files import hash_file
 
 # Applies to folders, which contain other files, too. A glob or a name takes any file.

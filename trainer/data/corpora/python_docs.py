@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from trainer.data.corpora import Corpus, CorpusInfo, Document
-from trainer.data.errors import CorpusError
+from trainer.errors import CorpusError
 from trainer.protocol.files import hash_file
 
 FILE = Path(__file__).with_name("python_docs.jsonl.xz")
