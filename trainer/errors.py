@@ -335,7 +335,7 @@ def write_failure(run_folder: Path, fault: Fault, reason: str) -> None:
         (run_folder / "failure.json").write_text(json.dumps(content))
 
 
-# --- Errors of corpora, tokenizers and datasets. Each message is one line that says what to cha -----------------------
+# --- corpora, tokenizers and datasets ---------------------------------------------------------------------------------
 # Errors of corpora, tokenizers and datasets. Each message is one line that says what to change.
 
 

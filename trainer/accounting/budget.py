@@ -127,7 +127,7 @@ class Budget:
         return min(1.0, spent.seconds / self.amount if steps is None else spent.steps / steps)
 
 
-# --- Sizes in bytes, and numbers of tokens, as people write them ------------------------------------------------------
+# --- sizes in bytes, and numbers of tokens ----------------------------------------------------------------------------
 
 
 UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30}

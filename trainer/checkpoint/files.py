@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
-# --- The folders of a run's checkpoints, by step. No torch and no code of architectures: the sc -----------------------
+# --- folders of checkpoints -------------------------------------------------------------------------------------------
 # The folders of a run's checkpoints, by step. No torch and no code of architectures: the scorer imports it.
 
 
@@ -102,7 +102,7 @@ def load_weights_into(model: nn.Module, path: Path) -> None:
         raise RuntimeError(f"the file has no {missing[0]}")
 
 
-# --- JSON files that other processes read while they are rewritten ----------------------------------------------------
+# --- JSON files -------------------------------------------------------------------------------------------------------
 
 
 def atomic_write_json(file: Path, content: dict[str, Any]) -> None:

@@ -58,7 +58,7 @@ from trainer.protocol.files import (
     is_weights_file,
 )
 
-# --- Pinned main memory for copies of a GPU's tensors, reused by all checkpoints of a run -----------------------------
+# --- pinned memory ----------------------------------------------------------------------------------------------------
 # A GPU writes to pinned memory at the full rate of its bus and without the CPU. Pinning takes long, so it is done once.
 
 
@@ -370,7 +370,7 @@ def fsync_path(file: Path) -> None:
         os.close(descriptor)
 
 
-# --- Write checkpoints in a background thread while training continues ------------------------------------------------
+# --- writing in the background ----------------------------------------------------------------------------------------
 
 
 class CheckpointWriter:
@@ -406,7 +406,7 @@ class CheckpointWriter:
         self._thread.shutdown()
 
 
-# --- The software and hardware that a run's numbers depend on, for `run.json` -----------------------------------------
+# --- software and hardware --------------------------------------------------------------------------------------------
 
 
 PACKAGES = ("torch", "lightning-fabric", "numpy", "tokenizers")

@@ -1,4 +1,4 @@
-"""The command line: one file per command."""
+"""The command line: one file per command. The parser of all commands is here."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import argparse
 from typing import NoReturn
 
 from trainer.errors import ExitCode, UserError
-
-# --- The argument parser of all commands ------------------------------------------------------------------------------
 
 
 def parse_positive_integer(text: str) -> int:

@@ -1,8 +1,8 @@
 """Named configurations: `dailytrain train --preset NAME`, or `preset = "NAME"` in a configuration file.
 
 A preset's values are the weakest layer: a base checkpoint (`--from`), a file or a flag overrides them. Sizes that
-`trainer.config.train_config` would compute are written out, so that a preset does not change with the rules; a test compares
-the two.
+`trainer.config.train_config` would compute are written out, so that a preset does not change with the rules; a test
+compares the two.
 """
 
 from __future__ import annotations

@@ -198,7 +198,7 @@ def flatten_table(table: Mapping[str, Any], prefix: str = "") -> list[tuple[str,
     return found
 
 
-# --- Compute what the configuration leaves open, from the device and the budget ---------------------------------------
+# --- what the configuration leaves open -------------------------------------------------------------------------------
 
 
 MACHINE_FIELDS = ("precision", "muon_precision", "compile")

@@ -20,10 +20,10 @@ from trainer.data.dataset import Dataset
 from trainer.data.shards import PROMPT_BIT, TokenStream
 from trainer.errors import DatasetError
 
-# --- A shuffle that needs no memory: the new position of each number is computed, not stored --------------------------
-# A Feistel network permutes the numbers with an even count of bits for any round function. Results outside the range are
-# permuted again until they are inside (cycle walking), which is still a permutation. The result is a pure function of
-# (seed, size, number), the same on every machine.
+# --- a shuffle that needs no memory: positions are computed, not stored -----------------------------------------------
+# A Feistel network permutes the numbers with an even count of bits for any round function. Results outside the range
+# are permuted again until they are inside (cycle walking), which is still a permutation. The result is a pure function
+# of (seed, size, number), the same on every machine.
 
 
 ROUNDS = 6
@@ -175,7 +175,7 @@ def build_batch(rows: np.ndarray) -> Batch:
     return torch.from_numpy(rows)[:, :-1].contiguous(), torch.from_numpy(targets)[:, 1:].contiguous()
 
 
-# --- Read batches ahead in a thread while the model computes ----------------------------------------------------------
+# --- reading ahead ----------------------------------------------------------------------------------------------------
 # A thread instead of a process: reading (kernel) and copying (numpy) both release the GIL. A thread needs no extra
 # memory, cannot be killed separately, and its errors are raised in `next_batch`.
 

@@ -1,4 +1,4 @@
-"""Files of a dataset: token ids, flat little-endian uint16 or uint32, written once, read at any offset; the manifest."""
+"""Files of a dataset: the manifest, and token ids, flat little-endian uint16 or uint32, read at any offset."""
 
 from __future__ import annotations
 

@@ -8,6 +8,7 @@ each token are known, so that bits per byte can be compared between tokenizers. 
 from __future__ import annotations
 
 import hashlib
+import importlib
 import json
 import os
 import re
@@ -27,7 +28,7 @@ from trainer.data.tokenizer_names import check_tokenizer_name, find_tokenizer_fi
 from trainer.errors import TokenizerError, describe_exception
 from trainer.text_files import decode_text
 
-# --- Encode with tiktoken, about five times faster than with `tokenizers`, to the same ids ----------------------------
+# --- fast encoding with tiktoken --------------------------------------------------------------------------------------
 # tiktoken joins the two neighbors whose concatenation has the lowest rank; BPE joins the pair that stands first in the
 # list of merges. With ids as ranks both do the same in every text if later merges have larger ids, and if BPE turns the
 # bytes of each token into that one token: up to the rank of a token its bytes are then joined in one way only.
@@ -82,6 +83,7 @@ def build_fast_encoder(
     return encode
 
 
+WORLD = "trainer.data.world"  # imported where a World vocabulary is used
 WORLD_PREFIX = b'{"model": {"type": "World"}'  # the first bytes of a saved `trainer.data.world.WorldTokenizer`
 END_OF_TEXT = "<|endoftext|>"
 # Names in other model families, in order of preference.
@@ -261,7 +263,7 @@ def _find_end_of_text(backend: tokenizers.Tokenizer, name: str) -> int:
     raise TokenizerError(f"{name} has no end-of-text token (one of {', '.join(END_OF_TEXT_NAMES)})")
 
 
-# --- Tokenizer specs such as `bpe:8192`, and loading of saved tokenizers ----------------------------------------------
+# --- names of tokenizers, and saved ones ------------------------------------------------------------------------------
 # A spec names a tokenizer:
 #
 #     bpe:8192            trained on the corpus, with 8192 entries in all
@@ -278,9 +280,7 @@ def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
     except OSError as error:
         raise TokenizerError(f"{path} cannot be read: {error.strerror or error}") from error
     if content.startswith(WORLD_PREFIX):
-        from trainer.data.world import WorldTokenizer
-
-        return WorldTokenizer(content, path.name)
+        return importlib.import_module(WORLD).WorldTokenizer(content, path.name)
     return Tokenizer(remove_normalization(content, path.name), path.name)
 
 

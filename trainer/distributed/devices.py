@@ -155,7 +155,7 @@ def set_cache_folder() -> None:
     os.environ.setdefault("TRITON_CACHE_DIR", str(folder / "triton"))
 
 
-# --- agreement between processes ---------------------------------------------------------------------------------------
+# --- agreement between processes --------------------------------------------------------------------------------------
 
 
 def average_across_processes(fabric: Fabric, values: Sequence[float]) -> list[float]:
@@ -185,7 +185,7 @@ def compute_gradient_norm(parameters: Sequence[nn.Parameter]) -> Tensor | None:
     return norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
 
 
-# --- sharded tensors (torch's DTensor); other tensors are returned unchanged -------------------------------------------
+# --- sharded tensors (torch's DTensor); other tensors are returned unchanged ------------------------------------------
 
 
 def is_sharded(tensor: Tensor) -> bool:

@@ -20,13 +20,13 @@ from trainer.graph.operators import (
     strip_variant,
 )
 
-# --- Check what the calls of a graph pass to each other: tensors, and sizes that depend on rows -----------------------
-# Check what the calls of a graph pass to each other: tensors, and sizes that depend on rows and positions only.
-# A size is `a + b batch + c positions + d batch positions` with whole numbers a to d, and b, c, d are not negative. So no
-# size depends on the values of a tensor, and none jumps or falls at certain numbers of rows or positions.
+# --- types of arguments -----------------------------------------------------------------------------------------------
+# Check what the calls of a graph pass to each other: tensors, and sizes that depend on rows and positions only. A size
+# is `a + b batch + c positions + d batch positions` with whole numbers a to d, and b, c, d are not negative. So no size
+# depends on the values of a tensor, and none jumps or falls at certain numbers of rows or positions.
 
 
-# --- Sizes that depend on rows and positions: `a + b batch + c positions + d batch positions` w -----------------------
+# --- sizes that depend on rows and positions --------------------------------------------------------------------------
 # Sizes that depend on rows and positions: `a + b batch + c positions + d batch positions` with whole numbers a to d.
 # Both numbers are at least 1. Arithmetic has no other results: what is no such sum raises `ValueError`.
 

@@ -18,7 +18,7 @@ from typing import Any, Literal
 from trainer.errors import UserError
 from trainer.protocol.files import GRAPH_FILES
 
-# --- Graphs of operator calls, and what the files of a traced architecture contain. No torch --------------------------
+# --- graphs of operator calls -----------------------------------------------------------------------------------------
 # A graph is a list of operator calls. In JSON:
 #
 #     {"inputs": [{"name": "tokens", "dtype": "int64", "shape": ["batch", 256]}],
@@ -305,7 +305,7 @@ def encode_initialization(initialization: Initialization) -> dict[str, Any]:
     return {"version": VERSION, "tensors": tensors, "constants": constants, "graph": graph}
 
 
-# --- Compressed size of an architecture's files, apart from its constant tensors --------------------------------------
+# --- compressed size --------------------------------------------------------------------------------------------------
 # Knowledge can hide in numbers, in the order of references, in sizes, names and learning rates. The compressed size
 # bounds all of these together. An honest model repeats its layers, so it compresses well.
 

@@ -30,7 +30,7 @@ from trainer.graph.operators import (
     iterate_tensors,
 )
 
-# --- Add up what the operators cost that torch computes: floating-point operations and bytes --------------------------
+# --- the meter of operators' costs ------------------------------------------------------------------------------------
 
 
 PRODUCTS: dict[str, Formula] = {

@@ -188,7 +188,7 @@ def get_stored(root: nn.Module, name: str) -> Tensor:
     return tensor
 
 
-# --- The recipe of a traced architecture as plain data: `recipe.json` -------------------------------------------------
+# --- the recipe -------------------------------------------------------------------------------------------------------
 
 
 MAX_PATTERNS = 500  # each is compared with the name of each parameter

@@ -38,7 +38,7 @@ from torch import Tensor
 from trainer.graph.files import Call, GraphError
 from trainer.ops import elementwise  # noqa: F401 (declares the operators)
 
-# --- Find the function of an operator, torch's or ours, and the arguments that it takes -------------------------------
+# --- functions of operators -------------------------------------------------------------------------------------------
 
 
 MODEL_PARTS = {

@@ -44,9 +44,9 @@ from trainer.graph.model import GraphModel, describe_recipe
 from trainer.graph.operators import UNINITIALIZED, is_allowed
 from trainer.models.base import Architecture, ArchitectureConfig, LanguageModel
 
-# --- Record what a constructor computes -------------------------------------------------------------------------------
-# The constructor runs on tensors without data (`FakeTensorMode`), so it costs no memory and cannot compute anything that
-# depends on values.
+# --- the constructor --------------------------------------------------------------------------------------------------
+# The constructor runs on tensors without data (`FakeTensorMode`), so it costs no memory and cannot compute anything
+# that depends on values.
 
 
 class ConstructionRecorder(TorchDispatchMode):

@@ -218,7 +218,7 @@ class Recipe:
             raise ValueError(f"l2wrap must be at least 0, not {self.l2wrap}")
 
 
-# --- Scaling rules for recipes: power laws, each anchored at the size where it was tuned ------------------------------
+# --- scaling rules: power laws, each anchored at the size where it was tuned ------------------------------------------
 
 
 def batch_tokens(total_tokens: float) -> float:

@@ -105,10 +105,10 @@ def release_cached_memory(device: torch.device) -> None:
         torch.cuda.empty_cache()
 
 
-# --- Make glibc keep freed memory for the next step instead of returning it to the kernel -----------------------------
+# --- freed memory -----------------------------------------------------------------------------------------------------
 # Tensors of hundreds of megabytes come and go in every step. By default glibc returns them each time, and the kernel
-# clears the pages again: a fifth of a small model's CPU time (depth 4), a tenth to a quarter of a micro-batch's at width
-# 1024. The process keeps until its end what its largest step needs.
+# clears the pages again: a fifth of a small model's CPU time (depth 4), a tenth to a quarter of a micro-batch's at
+# width 1024. The process keeps until its end what its largest step needs.
 
 
 TRIM_THRESHOLD, MMAP_THRESHOLD, MMAP_MAX, ARENA_MAX = -1, -3, -4, -8
@@ -128,7 +128,7 @@ def keep_freed_memory(*, single_arena: bool = False) -> None:
         mallopt(option, value)
 
 
-# --- Settings of torch.compile that are named differently in the supported versions of torch --------------------------
+# --- torch.compile ----------------------------------------------------------------------------------------------------
 
 
 def raise_recompile_limit(limit: int) -> None:

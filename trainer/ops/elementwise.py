@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-# --- Names under which attention and the element-wise parts stand in an exported graph --------------------------------
+# --- operators of exported graphs -------------------------------------------------------------------------------------
 # While `torch.export` runs, `trainer.ops` calls these operators, so that a graph holds one call for each instead of a
 # device's kernel. They have a shape and no implementation: a graph that is built calls the Python functions again.
 

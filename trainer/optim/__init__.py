@@ -1,4 +1,4 @@
-"""Optimizers, parameter groups, adapters."""
+"""Optimizers, parameter groups, adapters. A configuration loads the settings of adapters without torch."""
 
 from __future__ import annotations
 
@@ -6,9 +6,6 @@ import math
 from dataclasses import dataclass
 
 from trainer.errors import UserError
-
-# --- Settings of LoRA adapters. Apart from `trainer.optim.lora`, so that a configuration loads  -----------------------
-# Settings of LoRA adapters. Apart from `trainer.optim.lora`, so that a configuration loads without torch.
 
 
 @dataclass(frozen=True)

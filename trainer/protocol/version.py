@@ -19,7 +19,7 @@ from typing import Annotated, Any, Final, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-# --- Types of message fields. Each has an upper bound, so that no message holds more than its r -----------------------
+# --- types of fields --------------------------------------------------------------------------------------------------
 # Types of message fields. Each has an upper bound, so that no message holds more than its receiver can store.
 
 

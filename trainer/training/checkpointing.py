@@ -40,7 +40,7 @@ from trainer.protocol.files import OPTIMIZER_FILE, STATE_FILE
 from trainer.training.metrics import MetricsWriter
 from trainer.training.run import MetricsWindow, Run
 
-# --- The identity of a run: the content of `identity` in `run.json` and in each checkpoint's st -----------------------
+# --- the identity of a run --------------------------------------------------------------------------------------------
 # The identity of a run: the content of `identity` in `run.json` and in each checkpoint's state.
 
 

@@ -1,4 +1,8 @@
-"""The training loop: `fit` runs steps until the budget is used, `train_step` launches one.
+"""A run from top to bottom: what is built, the loop, its evaluations.
+
+`build_run` puts together configuration, data, model and optimizers, and resumes from the newest checkpoint. `fit` runs
+steps until the budget is used, `train_step` launches one. `evaluate` measures the loss on dev. Checkpoints are written
+in `checkpointing`.
 
 With a budget in steps, tokens or FLOPs, a run that was killed and resumed computes what an uninterrupted one does, to
 the last digit, on the same kind of machine with the same number of threads.
@@ -86,7 +90,7 @@ if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
 
-# --- Build a run: check the configuration, then prepare everything for the first step ---------------------------------
+# --- building a run ---------------------------------------------------------------------------------------------------
 
 
 def build_run(config: TrainConfig, console: Console) -> Run:
@@ -278,6 +282,9 @@ def check_outputs(model: LanguageModel, resolved: ResolvedConfig, vocabulary_siz
 
 
 TRAIN_LINES = 200  # train lines over a whole run, fewer if it has fewer steps
+
+
+# --- the loop ---------------------------------------------------------------------------------------------------------
 
 
 def fit_and_finish(run: Run, console: Console, stop: StopRequest) -> int:
@@ -550,7 +557,7 @@ def write_train_line(run: Run, norm: float, metrics: MetricsWriter, progress: Tr
     progress.update(run.usage.steps, run.fraction, loss, speed)
 
 
-# --- Evaluation during a run: the loss on a fixed part of dev, and a few samples --------------------------------------
+# --- evaluation -------------------------------------------------------------------------------------------------------
 
 
 def evaluate(run: Run, metrics: MetricsWriter, progress: TrainingProgress) -> None:
@@ -608,11 +615,11 @@ def generate_sample(run: Run, prompt: str) -> str:
         )
 
 
-# --- Choose the micro-batch (the rows of one forward pass) and compile the model, before the bu -----------------------
-# Choose the micro-batch (the rows of one forward pass) and compile the model, before the budget's clock starts.
-# The micro-batch is no part of the model: it is the largest divisor of a device's rows, up to the configured one, that
-# fits into this machine's memory, whatever an earlier machine of the run chose. On a GPU that is found by trying smaller
-# and smaller ones. On a CPU, where the kernel would kill the process, it is computed from the free memory and the bytes
+# --- the micro-batch --------------------------------------------------------------------------------------------------
+# Choose the micro-batch (the rows of one forward pass) and compile the model, before the budget's clock starts. The
+# micro-batch is no part of the model: it is the largest divisor of a device's rows, up to the configured one, that fits
+# into this machine's memory, whatever an earlier machine of the run chose. On a GPU that is found by trying smaller and
+# smaller ones. On a CPU, where the kernel would kill the process, it is computed from the free memory and the bytes
 # that one row saves for the backward pass.
 
 

@@ -106,7 +106,7 @@ def build_logger(name: str, run_folder: Path, job_type: str, group: str | None =
         raise ConfigError(f"logger {name} is not installed: pip install 'dailytrain[loggers]'") from error
 
 
-# --- A run's progress on standard error: a bar in a terminal, a line every few seconds in a log -----------------------
+# --- progress ---------------------------------------------------------------------------------------------------------
 # A run's progress on standard error: a bar in a terminal, a line every few seconds in a log.
 
 

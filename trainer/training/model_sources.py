@@ -251,7 +251,7 @@ def convert_field(name: str, value: Any, default: Any) -> Any:
     return value
 
 
-# --- Seed the global random number generators -------------------------------------------------------------------------
+# --- random numbers ---------------------------------------------------------------------------------------------------
 
 
 def seed_everything(seed: int) -> None:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
 
-# --- Gradient spikes: skip an update whose gradient norm is far above the median, and stop if s -----------------------
+# --- gradient spikes --------------------------------------------------------------------------------------------------
 # Gradient spikes: skip an update whose gradient norm is far above the median, and stop if spikes do not end.
 # Norms are those after clipping, if the recipe clips.
 #
@@ -164,7 +164,7 @@ class Run:
         return {"fraction": self.fraction, "tokens": usage.tokens, "flops": usage.flops, "seconds": usage.seconds}
 
 
-# --- Loss and gradient norm of a step: on a GPU they are read one step late, so that the GPU al -----------------------
+# --- values of a step -------------------------------------------------------------------------------------------------
 # Loss and gradient norm of a step: on a GPU they are read one step late, so that the GPU always has work.
 # A step is launched as a whole, with its update. Whether the update is made is decided on the device, by the limit of
 # `GradientSpikeFilter` and by whether loss and norm are finite. So weights never see a divergence that is reported one
@@ -217,7 +217,7 @@ def check_finite(loss: float, norm: float, step: int, fraction: float) -> None:
         )
 
 
-# --- Signals that stop a run ------------------------------------------------------------------------------------------
+# --- signals ----------------------------------------------------------------------------------------------------------
 
 
 class StopRequest:

@@ -24,7 +24,7 @@ from typing import Any, Protocol
 
 from trainer.errors import CorpusError
 
-# --- The interface of all kinds of corpora ----------------------------------------------------------------------------
+# --- the interface of all kinds ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
