@@ -280,7 +280,8 @@ def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
     except OSError as error:
         raise TokenizerError(f"{path} cannot be read: {error.strerror or error}") from error
     if content.startswith(WORLD_PREFIX):
-        return importlib.import_module(WORLD).WorldTokenizer(content, path.name)
+        tokenizer: Tokenizer = importlib.import_module(WORLD).WorldTokenizer(content, path.name)
+        return tokenizer
     return Tokenizer(remove_normalization(content, path.name), path.name)
 
 
@@ -317,7 +318,6 @@ class TokenizerSpec:
         if kind == "gpt2" and argument:
             return cls(text, tokenizer=load_gpt2(Path(argument).expanduser()))
         if kind == "world" and argument:
-            from trainer.data.world import load_vocabulary
-
-        return cls(text, tokenizer=load_vocabulary(find_vocabulary(argument)))
+            world = importlib.import_module(WORLD)
+            return cls(text, tokenizer=world.load_vocabulary(find_vocabulary(argument)))
         return cls(text, tokenizer=load_tokenizer(find_tokenizer_file(text)))
