@@ -41,10 +41,8 @@ class GraphModel(LanguageModel):
         super().__init__()
         self.traced_length = int(traced.training.features.inputs[0].shape[1])
         self.vocabulary_size = int(traced.recipe["vocabulary_size"])
-        self.traced_passes = {
-            True: GraphPasses(traced.training, allow_random=True),
-            False: GraphPasses(traced.evaluation, allow_random=False),
-        }
+        self.training_passes = GraphPasses(traced.training, allow_random=True)
+        self.evaluation_passes = GraphPasses(traced.evaluation, allow_random=False)
         saved = find_saved_buffers(traced.initialization)
         try:
             for description in traced.initialization.tensors:
@@ -54,22 +52,27 @@ class GraphModel(LanguageModel):
         except KeyError as error:
             raise GraphError(f"a stored tensor has the name of a part of the model: {error.args[0]}") from error
 
+    @property
+    def passes(self) -> GraphPasses:
+        """The passes of the current mode."""
+        return self.training_passes if self.training else self.evaluation_passes
+
     def features(self, tokens: Tensor) -> Tensor:
         length = tokens.size(1)
         if length > self.traced_length:
             raise ValueError(f"a row of {length} tokens is longer than the {self.traced_length} that were traced")
         if length < self.traced_length:
             tokens = F.pad(tokens, (0, self.traced_length - length))
-        features = run_graph(self, self.traced_passes[self.training].features, tokens)
+        features = run_graph(self, self.passes.features, tokens)
         return features if length == self.traced_length else features[:, :length]
 
     def logits(self, features: Tensor) -> Tensor:
-        return run_graph(self, self.traced_passes[self.training].logits, features)
+        return run_graph(self, self.passes.logits, features)
 
     def list_head_matrices(self) -> list[str]:
         """Return the names of the parameters that the head of training reads in matrix products alone: autocast casts
         all of these. One that a forged head reads under two names is left out: a replacement would have one of them."""
-        function = self.traced_passes[True].logits
+        function = self.training_passes.logits
         counts = Counter(id(tensor) for tensor in get_stored_tensors(self, function))
         parameters = {name: id(tensor) for name, tensor in self.named_parameters(remove_duplicate=False)}
         names = [name for name in find_product_matrices(function) if name in parameters]
@@ -77,7 +80,7 @@ class GraphModel(LanguageModel):
 
     def compute_logits(self, features: Tensor, replacements: Mapping[str, Tensor]) -> Tensor:
         """Return the logits with other tensors in place of stored ones."""
-        function = self.traced_passes[self.training].logits
+        function = self.passes.logits
         stored = [
             replacements.get(name, tensor)
             for name, tensor in zip(function.stored_names, get_stored_tensors(self, function), strict=True)

@@ -150,7 +150,7 @@ def take_run_snapshot(
     assert run.unread is None, "what diverged is never saved"
     if run.host_buffers is not None:
         run.writer.wait()  # which reads them
-    return take_snapshot(run.raw_model, optimizers, dtype, run.host_buffers)
+    return take_snapshot(run.model, optimizers, dtype, run.host_buffers)
 
 
 def resume_run(run: Run, console: Console) -> None:
@@ -177,7 +177,7 @@ def restore_run(run: Run, folder: Path) -> None:
     """Load a checkpoint into the run."""
     state = verify_checkpoint(folder)
     check_identity(run.config.out, state.get("identity", {}), run.identity)
-    restore_checkpoint(folder, run.raw_model, run.optimizers)
+    restore_checkpoint(folder, run.model, run.optimizers)
     run.usage = Usage(**state["spent"])
     check_usage(run, state)
     if run.fraction < 1 and not (folder / OPTIMIZER_FILE).is_file():
@@ -213,7 +213,7 @@ def check_run_folder(run: Run) -> None:
 
 def log_run_summary(run: Run, saved: Mapping[str, Any], console: Console) -> None:
     """Print the computed configuration, wasted tokens and lineage. `saved`: settings of the run that is resumed."""
-    total = count_parameters(run.raw_model)["total"]
+    total = count_parameters(run.model)["total"]
     settings = ", ".join(f"{name} {value}" for name, value in dataclasses.asdict(run.resolved).items())
     size = f"{total:,} parameters, {run.flops_per_token:.3g} FLOPs a token"
     lines = [f"{run.config.arch}, {size}, budget {run.budget}: {settings}"]
@@ -253,7 +253,7 @@ def write_run_json(run: Run) -> None:
             "limit_bytes": manifest["limit_bytes"],
         },
         "packing": {"kind": run.resolved.packing, "waste": run.loader.waste},
-        "parameters": count_parameters(run.raw_model),
+        "parameters": count_parameters(run.model),
         "flops_per_token": run.flops_per_token,
         "window_flops_per_token": run.window_flops_per_token,
         "environment": describe_environment(run.fabric.device),

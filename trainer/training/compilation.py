@@ -55,7 +55,7 @@ def compile_objective(objective: Objective, resolved: ResolvedConfig, fullgraph:
             block.compile(dynamic=False, backend=BACKEND)
     elif isinstance(model, GraphModel) and is_large(model):
         raise_recompile_limit(MAX_BLOCKS)
-        for passes in model.traced_passes.values():
+        for passes in (model.training_passes, model.evaluation_passes):
             for block in split_blocks(passes.features.module):
                 block.compile(**options)
     else:
@@ -65,7 +65,7 @@ def compile_objective(objective: Objective, resolved: ResolvedConfig, fullgraph:
 
 def is_large(model: GraphModel) -> bool:
     """Return whether a graph's blocks are compiled instead of the whole, which would take too long."""
-    module = model.traced_passes[True].features.module
+    module = model.training_passes.features.module
     return has_split_blocks(module) or count_calls(module.graph, module) > MAX_CALLS
 
 
@@ -84,7 +84,7 @@ def compile_run(run: Run, console: Console, row: Tensor) -> None:
         console.print("compiling the model with torch.compile; this is not charged", highlight=False)
     while not try_pass(run, is_searching=run.resolved.device == "cuda"):
         run.set_micro_batch(run.resolved.micro_batch - 1)
-    run.raw_model.zero_grad(set_to_none=True)
+    run.model.zero_grad(set_to_none=True)
     compile_steps(run.optimizers)
     if run.resolved.compile and not run.resolved.is_sharded:
         check_compiled_gradients(run, row)
@@ -110,7 +110,7 @@ def try_pass(run: Run, is_searching: bool) -> bool:
     fits = average_across_processes(run.fabric, [fits]) == [1]
     if not fits:
         # Outside of the handler, whose traceback keeps references to the tensors.
-        run.raw_model.zero_grad(set_to_none=True)
+        run.model.zero_grad(set_to_none=True)
         release_cached_memory(run.fabric.device)
     return fits
 
@@ -118,7 +118,7 @@ def try_pass(run: Run, is_searching: bool) -> bool:
 def count_missing_state_bytes(run: Run) -> int:
     """Return the bytes that optimizers will allocate in training: momenta, at most two for each weight. A resumed run
     has them already."""
-    weights = sum(4 * count_local_bytes(w) // w.itemsize for w in run.raw_model.parameters() if w.requires_grad)
+    weights = sum(4 * count_local_bytes(w) // w.itemsize for w in run.model.parameters() if w.requires_grad)
     values = (value for each in run.optimizers for state in each.state.values() for value in state.values())
     state = sum(count_local_bytes(value) for value in values if isinstance(value, Tensor))
     return max(0, 2 * weights - state)
@@ -144,16 +144,16 @@ def run_pass(run: Run, rows: torch.Tensor) -> None:
         compile_objective(run.objective, run.resolved, fullgraph=False)
         run_forward_backward(run, rows)
     if run.resolved.compile:
-        run.raw_model.eval()
+        run.model.eval()
         with torch.no_grad():
-            run.model(rows, rows, per_position=True)
-        run.raw_model.train()
+            run.wrapped(rows, rows, per_position=True)
+        run.model.train()
 
 
 def run_forward_backward(run: Run, rows: torch.Tensor) -> None:
     # No gradient exchange: a process that runs out of memory must not make the others wait in it.
-    with run.fabric.no_backward_sync(run.model, enabled=run.resolved.strategy == "ddp"):
-        run.fabric.backward(run.model(rows, rows) * 0)
+    with run.fabric.no_backward_sync(run.wrapped, enabled=run.resolved.strategy == "ddp"):
+        run.fabric.backward(run.wrapped(rows, rows) * 0)
 
 
 def check_compiled_gradients(run: Run, row: Tensor) -> None:
@@ -179,8 +179,8 @@ def check_compiled_gradients(run: Run, row: Tensor) -> None:
 def measure_gradient_norm(run: Run, parts: Iterable[Tensor]) -> float:
     """Return the norm of the gradient of all parts `[B, T]` together, on this device alone."""
     for rows in parts:
-        with run.fabric.no_backward_sync(run.model, enabled=run.resolved.strategy == "ddp"):
-            run.fabric.backward(run.model(rows, rows))
-    norm = compute_gradient_norm(list(run.raw_model.parameters()))
-    run.raw_model.zero_grad(set_to_none=True)
+        with run.fabric.no_backward_sync(run.wrapped, enabled=run.resolved.strategy == "ddp"):
+            run.fabric.backward(run.wrapped(rows, rows))
+    norm = compute_gradient_norm(list(run.model.parameters()))
+    run.model.zero_grad(set_to_none=True)
     return 0.0 if norm is None else float(norm)

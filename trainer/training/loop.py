@@ -121,28 +121,28 @@ def build_run(config: TrainConfig, console: Console) -> Run:
     source.print_choice(built, console)
     if resolved.chunk and built.model.bounded:
         raise ConfigError(f"train.chunk needs a model with a state of fixed size, such as rwkv5, not {config.arch}")
-    raw_model = built.model.to(fabric.device)
+    model = built.model.to(fabric.device)
     row = row.to(fabric.device)
-    check_outputs(raw_model, resolved, vocabulary_size)
+    check_outputs(model, resolved, vocabulary_size)
     with attribute_to_model("while its FLOPs were counted"):
         flops_per_token = built.count_flops(row, resolved)
         window_flops = built.count_window_flops(row)
         initial_flops = float(built.count_initial_flops())
-    objective = prepare_objective(raw_model, built.recipe, resolved, console)
-    model = fabric.setup_module(objective)
+    objective = prepare_objective(model, built.recipe, resolved, console)
+    wrapped = fabric.setup_module(objective)
     with attribute_to_model("while its optimizers were built"):
         # After `setup_module`, which may replace the weights by shards.
         backend = choose_optimizer_backend(resolved)
-        optimizers = optim.build_optimizers(raw_model, built.recipe, resolved.muon_precision, backend)
+        optimizers = optim.build_optimizers(model, built.recipe, resolved.muon_precision, backend)
         optimizers = [fabric.setup_optimizers(optimizer) for optimizer in optimizers]
     run = Run(
         config=config,
         resolved=resolved,
         fabric=fabric,
         dataset=dataset,
-        raw_model=raw_model,
-        objective=objective,
         model=model,
+        objective=objective,
+        wrapped=wrapped,
         optimizers=optimizers,
         recipe=built.recipe,
         flops_per_token=flops_per_token,
@@ -385,7 +385,7 @@ def run_step(run: Run, fraction: float) -> StepValues:
     seed_step(run.config.seed, run.usage.steps, run.fabric.global_rank)
     run.unread = train_step(
         run.fabric,
-        run.model,
+        run.wrapped,
         run.optimizers,
         run.loader.next_batch(),
         run.resolved.micro_batch,
@@ -562,9 +562,9 @@ def write_train_line(run: Run, norm: float, metrics: MetricsWriter, progress: Tr
 
 def evaluate(run: Run, metrics: MetricsWriter, progress: TrainingProgress) -> None:
     """Compute the loss on dev and generate samples. Not charged to the budget."""
-    run.raw_model.eval()
+    run.model.eval()
     run.dev = compute_dev_loss(run)
-    run.raw_model.train()
+    run.model.train()
     if not math.isfinite(run.dev["loss"]):
         raise DivergenceError(f"The loss on dev became {run.dev['loss']} at step {run.usage.steps}: training diverged.")
     metrics.write("dev", run.usage.steps, **run.get_progress_metrics(), **run.dev)
@@ -594,7 +594,7 @@ def compute_dev_loss(run: Run) -> dict[str, float]:
             targets = F.pad(targets, (0, 0, 0, missing), value=IGNORE_INDEX)
         y = targets.to(device).flatten()
         with attribute_to_model("while it was evaluated", resolved.micro_batch):
-            losses = run.model(inputs.to(device), targets.to(device), per_position=True)
+            losses = run.wrapped(inputs.to(device), targets.to(device), per_position=True)
         sizes = byte_lengths[y.clamp(min=0)] * (y != IGNORE_INDEX)
         has_text = sizes > 0
         nats += losses[has_text].double().sum()
@@ -606,7 +606,7 @@ def compute_dev_loss(run: Run) -> dict[str, float]:
 def generate_sample(run: Run, prompt: str) -> str:
     with attribute_to_model("while it generated a sample"), run.fabric.autocast(), gather_weights(run.objective):
         return complete_prompt(
-            run.raw_model,
+            run.model,
             run.dataset.tokenizer,
             prompt,
             tokens=run.resolved.sample_tokens,
@@ -684,7 +684,7 @@ def measure_cpu_micro_batch(run: Run, row: Tensor) -> int:
     with attribute_to_model("in a forward pass", 1), torch.compiler.set_stance("force_eager"):
         if run.resolved.is_sharded:
             with torch.no_grad():
-                run.model(row, row)  # FSDP initializes itself in the first call of the whole model
+                run.wrapped(row, row)  # FSDP initializes itself in the first call of the whole model
         with gather_weights(run.objective):
             rows = choose_cpu_micro_batch(run.objective, row)
     return int(run.fabric.broadcast(rows))

@@ -94,16 +94,16 @@ class ModelSource:
         model_config = configure_model(
             self.module, self.config, self.resolved, tokenizer.end_of_text, vocabulary_size, inherited
         )
-        if self.explain_eager() is None:
+        if not self.find_eager_reason():
             fields = dataclasses.asdict(model_config)  # type: ignore[call-overload]
             return self.build_from_graphs(self.read_saved_graphs() or self.trace(model_config), fields)
         return self.build_from_module(self.module, model_config, tokenizer, base)
 
-    def explain_eager(self) -> str | None:
-        """Return why the architecture's module is trained instead of graphs; None if graphs are."""
+    def find_eager_reason(self) -> str:
+        """Return why the architecture's module is trained instead of graphs; empty if graphs are."""
         config = self.config
         if config.graph is not None:
-            return None
+            return ""
         reasons = {
             "--eager": config.eager,
             "a sharded strategy": self.resolved.is_sharded,
@@ -113,12 +113,12 @@ class ModelSource:
             "an architecture of a fixed size": config.arch in PRESETS,
             "the run began with it": bool(self.saved) and self.saved.get("graph") is None,
         }
-        return next((reason for reason, holds in reasons.items() if holds), None)
+        return next((reason for reason, holds in reasons.items() if holds), "")
 
     def print_choice(self, built: BuiltModel, console: Console) -> None:
         """Print whether graphs or the module are trained."""
         line = f"training the graphs {built.graph_hash}" if built.traced else "training the Python module"
-        reason = self.explain_eager()
+        reason = self.find_eager_reason()
         console.print(f"{line} ({reason})" if reason else line, highlight=False, soft_wrap=True)
 
     def read_saved_graphs(self) -> TracedArchitecture | None:

@@ -101,9 +101,9 @@ class Run:
     resolved: ResolvedConfig
     fabric: Fabric
     dataset: Dataset
-    raw_model: LanguageModel
+    model: LanguageModel
     objective: Objective  # the model with its loss
-    model: nn.Module  # the objective as wrapped by Fabric: what training and evaluation call
+    wrapped: nn.Module  # the objective, wrapped by Fabric: what training and evaluation call
     optimizers: list[Optimizer]
     recipe: Recipe
     flops_per_token: float  # that a run is charged, see `trainer.graph.counting`

@@ -94,7 +94,7 @@ def test_graph_that_writes_to_its_tokens_changes_no_other_pass(honest: TextScore
         Call("aten::fill_.Scalar", (f"%{number}", 1)),
     )
     # `translate` leaves the checks of a graph out, which refuse such writes.
-    model.traced_passes[False].features = translate(dataclasses.replace(graph, calls=(*graph.calls, *writes)))
+    model.evaluation_passes.features = translate(dataclasses.replace(graph, calls=(*graph.calls, *writes)))
     found = score_tokens(build_scorer(model, T), make_texts(V))
     assert found.bits == honest.bits
     assert found.correction == honest.correction
