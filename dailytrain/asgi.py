@@ -12,7 +12,8 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from threading import Event
 from typing import Any
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "dailytrain.settings")
@@ -34,10 +35,25 @@ Send = Callable[[Mapping[str, Any]], Awaitable[None]]
 FILE_PATH = re.compile(
     r"/api/node/v1/leases/\d+/blobs/|/runs/\d+/(weights|parts)/|/campaigns/[^/]+/files/|/graphs/|/download/"
 )
-django_application: Any = WSGIMiddleware(django_wsgi, workers=settings.WEB_THREADS)
-file_application: Any = WSGIMiddleware(django_wsgi, workers=settings.WEB_FILE_THREADS)
-
 BODY_SECONDS = 30.0  # for the body of a request that is not a file
+DISCONNECTED = "dailytrain.disconnected"  # in the scope of a download: set when its client has hung up
+
+
+def send_until_disconnect(environ: dict[str, Any], start_response: Any) -> Iterator[bytes]:
+    """Answer as Django does, and stop when the client has hung up: uvicorn would accept the rest of a file, unsent."""
+    disconnected: Event | None = environ["asgi.scope"].get(DISCONNECTED)
+    response = django_wsgi(environ, start_response)
+    try:
+        for chunk in response:
+            if disconnected and disconnected.is_set():
+                return
+            yield chunk
+    finally:
+        response.close()
+
+
+django_application: Any = WSGIMiddleware(django_wsgi, workers=settings.WEB_THREADS)
+file_application: Any = WSGIMiddleware(send_until_disconnect, workers=settings.WEB_FILE_THREADS)
 
 
 async def dispatch(scope: Scope, receive: Receive, send: Send) -> None:
@@ -50,7 +66,22 @@ async def dispatch(scope: Scope, receive: Receive, send: Send) -> None:
             await send({"type": "http.response.start", "status": 408, "headers": [(b"connection", b"close")]})
             await send({"type": "http.response.body", "body": b"The body did not arrive in time."})
             return
-    await application(scope, receive, send)
+    if application is not file_application or scope["method"] == "PUT":
+        await application(scope, receive, send)
+        return
+    scope[DISCONNECTED] = Event()
+    watch = asyncio.create_task(watch_disconnect(receive, scope[DISCONNECTED]))
+    try:
+        await application(scope, receive, send)
+    finally:
+        watch.cancel()
+
+
+async def watch_disconnect(receive: Receive, disconnected: Event) -> None:
+    """Receive what the client of a download sends, which has no body, until it hangs up."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    disconnected.set()
 
 
 async def read_whole_body(scope: Scope, receive: Receive) -> Receive:

@@ -156,10 +156,8 @@ CELERY_BROKER_TRANSPORT_OPTIONS = {
 CELERY_TASK_QUEUES = [Queue(name) for name in ("short", "long")]  # type: ignore[no-untyped-call]
 CELERY_TASK_DEFAULT_QUEUE = "short"
 CELERY_TASK_ROUTES = {
-    "leaderboard.tasks.prepare_season": {"queue": "long"},
-    "leaderboard.tasks.continue_preparations": {"queue": "long"},
-    "leaderboard.tasks.process_upload": {"queue": "long"},
-    "leaderboard.tasks.process_due_uploads": {"queue": "long"},
+    "leaderboard.tasks.process_long_message": {"queue": "long"},
+    "leaderboard.tasks.process_due_long_messages": {"queue": "long"},
     "scheduler.campaigns.tasks.produce_packets": {"queue": "long"},
     "scheduler.campaigns.tasks.update_shards": {"queue": "long"},
 }
@@ -168,12 +166,12 @@ CELERY_BEAT_SCHEDULER = "django_celery_beat.schedulers:DatabaseScheduler"
 CELERY_TIMEZONE = "UTC"
 
 CACHES = {
-    # Pages, rate limits, pictures. Web processes share it where REDIS_URL is set; a Redis that is down is ignored.
+    # Pages, rate limits, sign-in, pictures. Web processes share it where REDIS_URL is set, while Redis answers.
     "default": {
-        "BACKEND": "django_redis.cache.RedisCache",
+        "BACKEND": "dailytrain.cache.FallbackCache",
         "LOCATION": REDIS_URL.replace("redis+socket://", "unix://").partition("?")[0],
         "KEY_PREFIX": "dailytrain",
-        "OPTIONS": {"IGNORE_EXCEPTIONS": True, "SOCKET_CONNECT_TIMEOUT": 0.5, "SOCKET_TIMEOUT": 0.5},
+        "OPTIONS": {"SOCKET_CONNECT_TIMEOUT": 0.5, "SOCKET_TIMEOUT": 0.5},
     }
     if read_text("REDIS_URL")
     else {"BACKEND": "django.core.cache.backends.locmem.LocMemCache", "OPTIONS": {"MAX_ENTRIES": 10_000}},
@@ -250,6 +248,7 @@ GENERATE_WAITING = read_integer("GENERATE_WAITING", 20)
 GENERATE_SECONDS = read_number("GENERATE_SECONDS", 180)
 # {kind of message: dotted path of its handler} (`leaderboard/outbox.py`).
 OUTBOX_HANDLERS: dict[str, str] = {
+    "github.delivery": "leaderboard.integrations.github.deliveries.process_delivery",
     "github.follow": "leaderboard.integrations.github.sync.sync_pull_request",
     "github.command": "leaderboard.integrations.github.slash_commands.run_commands",
     "github.comment": "leaderboard.integrations.github.comments.update_comment",
@@ -257,6 +256,7 @@ OUTBOX_HANDLERS: dict[str, str] = {
     "github.answer": "leaderboard.integrations.github.comments.post_answer",
     "github.commit": "leaderboard.integrations.github.commit_status.update_status",
     "notice": "leaderboard.notifications.delivery.send_notice",
+    "season.prepare": "leaderboard.schedule.preparations.prepare_season",
     "hub": "leaderboard.publishing.publications.upload_publication",
     "hub.dataset": "leaderboard.publishing.datasets.publish",
     "hub.season": "leaderboard.publishing.season_datasets.publish_season",
@@ -366,6 +366,10 @@ STAFF_TWO_STEP = read_boolean("STAFF_TWO_STEP", bool(GITHUB_CLIENT_ID) or SITE_U
 # Function (request) -> bool: may this session use staff permissions? Used by `scheduler/sponsors/views.py`.
 SECOND_STEP_CHECK = "dailytrain.two_factor.is_satisfied"
 MFA_ADAPTER = "dailytrain.two_factor.MFAAdapter"
+MFA_FORMS = {
+    "authenticate": "dailytrain.two_factor.AuthenticateForm",
+    "reauthenticate": "dailytrain.two_factor.ReauthenticateForm",
+}
 MFA_SUPPORTED_TYPES = ["totp", "recovery_codes"]
 MFA_TOTP_TOLERANCE = 1  # accept the codes before and after: clocks of phones differ
 LOGIN_URL = "account_login"

@@ -15,6 +15,7 @@ from leaderboard.publishing import publications
 from leaderboard.run_states import RunError
 from scheduler import failure_reports, transitions
 from scheduler.models import Job
+from scheduler.transitions import StateError
 
 Requester = AbstractBaseUser | AnonymousUser
 IN_QUEUE = (Run.State.QUEUED, Run.State.TRAINING, Run.State.PAUSED)
@@ -89,8 +90,10 @@ def hold_run(run: Run, actor: str) -> None:
 def unhold_run(run: Run, actor: str) -> None:
     assert run.job is not None, "a held run has a job"
     with transaction.atomic():
-        if not transitions.queue_job(run.job, actor):
-            raise RunError(f"Run {run.pk} is no longer held, or its node has not handed it back yet.")
+        try:
+            transitions.queue_job(run.job, actor)
+        except StateError:
+            raise RunError(f"Run {run.pk} is no longer held, or its node has not handed it back yet.") from None
         if not run.is_swarm:
             Job.objects.filter(pk=run.job.pk).update(
                 **run_jobs.get_limit_columns(run)

@@ -191,8 +191,8 @@ def count_calls(summary: Mapping[str, Any]) -> Counter[str]:
 def list_sections(graph: TracedGraph, reference: TracedGraph | None) -> list[DiffSection] | None:
     """Return how the graph differs from the reference's, and its evaluation from its training.
 
-    Two graphs are compared once: it takes seconds for large ones. None while another request compares them, or while
-    the cache does not answer. What prevents a comparison is in the files, so it is stored, too.
+    Two graphs are compared once: it takes seconds for large ones. None while another request compares them. What
+    prevents a comparison is in the files, so it is stored, too.
     """
     key = f"graph-diffs:{graph.hash}:{reference.hash if reference else ''}"
     sections: list[DiffSection] | None = cache.get(key)

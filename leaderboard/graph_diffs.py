@@ -1,8 +1,7 @@
 """How two graphs differ, call by call, for reviewers. The files are untrusted.
 
-A call is one line: its operator, its arguments and its module. The result of a call is written as `%` and the number of
-its line. An inserted call would change all numbers after it, so the lines of both graphs are aligned first, without
-numbers. Calls of the second graph that the first has too then have its numbers, and `%+` marks the others.
+A call is one line: its result, operator and arguments. A result is named by its module, its operator and a number, so
+that an inserted call renames only those of the same operator after it in the same module: `%blocks.0.mlp/mul.2`.
 """
 
 from __future__ import annotations
@@ -10,7 +9,8 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,9 +26,6 @@ MAX_NAME_LENGTH = 100  # of what a selection selects from
 MAX_RESULTS = 10_000  # of a call
 CONTEXT_LINES = 2
 NAMED_VALUES = ("dtype", "memory_format", "number")
-
-Part = str | int
-"""Text of a line, or the index of the line whose result it reads."""
 
 
 class ListingError(ValueError):
@@ -50,43 +47,12 @@ class GraphDiff:
         return sum(line.kind != "same" for hunk in self.hunks for line in hunk.lines)
 
 
-@dataclass(frozen=True)
-class Line:
-    parts: tuple[Part, ...]
-
-    def write(self, name_result: Callable[[int], str]) -> str:
-        """Return the text; the end of a long one is replaced by a hash, which shows that it differs."""
-        text = "".join(part if isinstance(part, str) else name_result(part) for part in self.parts)
-        if len(text) <= MAX_LINE_LENGTH:
-            return text
-        return f"{text[:MAX_LINE_LENGTH]}… (SHA-256 {hashlib.sha256(text.encode()).hexdigest()[:16]})"
-
-
 def compare_files(name: str, before: bytes | None, after: bytes | None) -> GraphDiff:
     """Compare two files of graphs; None: there is none, or it is too large."""
     try:
-        return compare_listings(name, list_file(before), list_file(after))
+        old, new = list_file(before), list_file(after)
     except ListingError as error:
         return GraphDiff(name, problem=str(error))
-
-
-def list_file(content: bytes | None) -> list[Line]:
-    """Return the lines of `train.json`, `eval.json` or `init.json`. Raises `ListingError`."""
-    if content is None:
-        raise ListingError("A file is missing or too large to be compared here. Compare the files with each other.")
-    try:
-        lines = Listing().add_file(json.loads(content))
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise ListingError("A file is not a valid graph. Do not approve it before you know why.") from error
-    if len(lines) > MAX_LINES:
-        raise ListingError(f"A graph has more than {MAX_LINES:,} calls. Download the files and compare them.")
-    return lines
-
-
-def compare_listings(name: str, before: Sequence[Line], after: Sequence[Line]) -> GraphDiff:
-    same = align_lines(before, after)
-    old = [line.write(lambda number: f"%{number + 1}") for line in before]
-    new = [line.write(lambda number: f"%{same[number] + 1}" if number in same else f"%+{number + 1}") for line in after]
     hunks, room, omitted = [], MAX_SHOWN_LINES, 0
     for group in difflib.SequenceMatcher(None, old, new).get_grouped_opcodes(CONTEXT_LINES):
         lines = [line for opcode in group for line in list_diff_lines(old, new, *opcode)]
@@ -97,20 +63,17 @@ def compare_listings(name: str, before: Sequence[Line], after: Sequence[Line]) -
     return GraphDiff(name, hunks, omitted)
 
 
-def align_lines(before: Sequence[Line], after: Sequence[Line]) -> dict[int, int]:
-    """Return the indices of lines of `after` -> those of the same calls in `before`, whose arguments may differ."""
-    old, new = ([line.write(lambda _: "%") for line in each] for each in (before, after))
-    same: dict[int, int] = {}
-    for tag, i1, i2, j1, j2 in difflib.SequenceMatcher(None, old, new).get_opcodes():
-        if tag == "equal":
-            same.update(zip(range(j1, j2), range(i1, i2), strict=True))
-        elif tag == "replace":
-            old_operators, new_operators = (
-                [text.partition("(")[0] for text in texts] for texts in (old[i1:i2], new[j1:j2])
-            )
-            for i, j, size in difflib.SequenceMatcher(None, old_operators, new_operators).get_matching_blocks():
-                same |= {j1 + j + k: i1 + i + k for k in range(size)}
-    return same
+def list_file(content: bytes | None) -> list[str]:
+    """Return the lines of `train.json`, `eval.json` or `init.json`. Raises `ListingError`."""
+    if content is None:
+        raise ListingError("A file is missing or too large to be compared here. Compare the files with each other.")
+    try:
+        lines = Listing().add_file(json.loads(content))
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise ListingError("A file is not a valid graph. Do not approve it before you know why.") from error
+    if len(lines) > MAX_LINES:
+        raise ListingError(f"A graph has more than {MAX_LINES:,} calls. Download the files and compare them.")
+    return lines
 
 
 def list_diff_lines(
@@ -128,9 +91,10 @@ class Listing:
     """Collects the lines of a file."""
 
     def __init__(self) -> None:
-        self.lines: list[Line] = []
+        self.lines: list[str] = []
+        self.counts: Counter[str] = Counter()
 
-    def add_file(self, content: Mapping[str, Any]) -> list[Line]:
+    def add_file(self, content: Mapping[str, Any]) -> list[str]:
         """Add graphs call by call, and of other lists and tables (tensors, constants) one line for each item."""
         for name, value in content.items():
             if isinstance(value, Mapping) and "calls" in value:
@@ -146,56 +110,55 @@ class Listing:
                 self.add(f"{name} {write_json(value)}")
         return self.lines
 
-    def add(self, *parts: Part) -> None:
-        self.lines.append(Line(parts))
+    def add(self, text: str) -> None:
+        """Add a line; the end of a long one is replaced by a hash, which shows that it differs."""
+        if len(text) > MAX_LINE_LENGTH:
+            text = f"{text[:MAX_LINE_LENGTH]}… (SHA-256 {hashlib.sha256(text.encode()).hexdigest()[:16]})"
+        self.lines.append(text)
 
     def add_graph(self, graph: Mapping[str, Any], indent: str) -> None:
-        results: dict[str, list[Part]] = {}
+        results: dict[str, str] = {}
         for number, call in enumerate(graph["calls"]):
-            arguments = call.get("arguments", [])
-            if call["operator"] == SELECTION:
+            operator, arguments = call["operator"], call.get("arguments", [])
+            if operator == SELECTION:
                 results[f"%{number}"] = select_result(*arguments, results=results)
                 continue
-            results[f"%{number}"] = [len(self.lines)]
             written = [write_value(value, results) for value in arguments]
-            written += [
-                [f"{key}=", *write_value(value, results)] for key, value in (call.get("keywords") or {}).items()
-            ]
-            module = f"  {call['module']}" if call.get("module") else ""
-            self.add(f"{indent}{call['operator']}(", *join_parts(written), f"){module}")
+            written += [f"{key}={write_value(value, results)}" for key, value in (call.get("keywords") or {}).items()]
+            results[f"%{number}"] = name = self.name_result(call.get("module") or "", operator)
+            self.add(f"{indent}{name} = {operator}({', '.join(written)})")
             if call.get("graph") is not None:
                 self.add_graph(call["graph"], indent + "  ")
-        self.add(f"{indent}return ", *write_value(graph["outputs"], results))
+        self.add(f"{indent}return {write_value(graph['outputs'], results)}")
+
+    def name_result(self, module: str, operator: str) -> str:
+        """Return an unambiguous name. It is repeated at each use, so an untrusted file must not make it long."""
+        prefix = f"%{module[-MAX_NAME_LENGTH:]}/{operator.rpartition('::')[2][:MAX_NAME_LENGTH]}"
+        self.counts[prefix] += 1
+        return f"{prefix}.{self.counts[prefix]}"
 
 
-def select_result(source: object, position: object, *, results: Mapping[str, Sequence[Part]]) -> list[Part]:
-    """Return the parts of a selection. They are repeated at each use, so an untrusted file must not make them long."""
+def select_result(source: object, position: object, *, results: Mapping[str, str]) -> str:
+    """Return the name of a selected result, of bounded length, too."""
     if not isinstance(source, str) or len(source) > MAX_NAME_LENGTH:
         raise TypeError("a selection takes a result")
     if type(position) is not int or not 0 <= position < MAX_RESULTS:
         raise TypeError("a selection takes the position of a result")
-    selected = [*results.get(source, [source]), f"[{position}]"]
-    if len(selected) > MAX_NESTED_SELECTIONS:
+    selected = f"{results.get(source, source)}[{position}]"
+    if selected.count("[") > MAX_NESTED_SELECTIONS:
         raise ValueError("too many selections from each other")
     return selected
 
 
-def join_parts(written: Sequence[Sequence[Part]]) -> Iterator[Part]:
-    for number, parts in enumerate(written):
-        if number:
-            yield ", "
-        yield from parts
-
-
-def write_value(value: Any, results: Mapping[str, Sequence[Part]]) -> list[Part]:
-    """Return the parts of an argument (`trainer.graph.files` describes its JSON)."""
+def write_value(value: Any, results: Mapping[str, str]) -> str:
+    """Return an argument as text (`trainer.graph.files` describes its JSON)."""
     if isinstance(value, str):
-        return list(results.get(value, [value]))
+        return results.get(value, value)
     if isinstance(value, list):
-        return ["[", *join_parts([write_value(item, results) for item in value]), "]"]
+        return f"[{', '.join(write_value(item, results) for item in value)}]"
     if isinstance(value, Mapping) and (named := [value[kind] for kind in NAMED_VALUES if kind in value]):
-        return [str(named[0])]
-    return ["None" if value is None else write_json(value)]
+        return str(named[0])
+    return "None" if value is None else write_json(value)
 
 
 def write_json(value: object) -> str:

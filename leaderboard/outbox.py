@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 CLAIM_TIME = timedelta(minutes=10)  # of a handler; then another process may retry
 FIRST_RETRY = timedelta(seconds=10)
 MAX_RETRY_WAIT = timedelta(hours=1)
-UPLOAD_KINDS = ("hub", "hub.dataset", "hub.season")
+LONG_KINDS = ("hub", "hub.dataset", "hub.season", "season.prepare")
 """Messages that take minutes to hours: Celery's queue `long` is theirs."""
 
 Handler = Callable[[OutboxMessage], Mapping[str, Any]]  # returns what to store in `OutboxMessage.result`
@@ -85,7 +85,7 @@ def enqueue_once(kind: str, key: str, payload: Mapping[str, Any] | None = None) 
 
 
 def notify_worker(message: OutboxMessage) -> None:
-    send_task("process_upload" if message.kind in UPLOAD_KINDS else "process_message", message.pk)
+    send_task("process_long_message" if message.kind in LONG_KINDS else "process_message", message.pk)
 
 
 def process_message(pk: int) -> None:
@@ -167,13 +167,13 @@ def get_retry_wait(attempts: int) -> timedelta:
     return min(wait, MAX_RETRY_WAIT)
 
 
-def process_due(*, uploads: bool = False, limit: int = 50) -> int:
+def process_due(*, are_long: bool = False, limit: int = 50) -> int:
     """Process due messages without a task, for example of a worker that died, and return their number.
 
-    `uploads`: those of `UPLOAD_KINDS`; by default all others.
+    `are_long`: those of `LONG_KINDS`; by default all others.
     """
     due = OutboxMessage.objects.due()
-    due = due.filter(kind__in=UPLOAD_KINDS) if uploads else due.exclude(kind__in=UPLOAD_KINDS)
+    due = due.filter(kind__in=LONG_KINDS) if are_long else due.exclude(kind__in=LONG_KINDS)
     ids = list(due.values_list("pk", flat=True)[:limit])
     for pk in ids:
         process_message(pk)

@@ -17,7 +17,7 @@ from django.utils import timezone
 from leaderboard.models import Run
 from leaderboard.recomputation import request_recomputation
 from scheduler import transitions
-from scheduler.models import Job
+from scheduler.transitions import JobEvent, StateError
 
 State = Run.State
 COUNTS_FROM = 0.1
@@ -45,29 +45,28 @@ class RunEvent(TextChoices):
     SCORE_AGAIN = "score again", "retried after its training"
 
 
-def keep_jobs(run: Run, actor: str, message: str) -> bool:
-    return True
+def keep_jobs(run: Run, actor: str, message: str) -> None:
+    pass
 
 
-def cancel_job(run: Run, actor: str, message: str) -> bool:
+def cancel_job(run: Run, actor: str, message: str) -> None:
     """Cancel its job, unless a node has taken it."""
     assert run.job is not None, "a queued run has a job"
-    cancelled, since = Job.State.CANCELLED, transitions.WAITING_STATES
-    return transitions.change_job_state(run.job, cancelled, since=since, actor=actor, message=message, reason=message)
+    transitions.apply_job_event(run.job, JobEvent.RECALL, actor=actor, reason=message)
 
 
-def queue_job_again(run: Run, actor: str, message: str) -> bool:
+def queue_job_again(run: Run, actor: str, message: str) -> None:
     """Queue its training job again, which has ended. It resumes from its last checkpoint."""
     assert run.job is not None, "a run that was trained has a job"
-    return transitions.retry_job(run.job, actor)
+    transitions.retry_job(run.job, actor)
 
 
 @dataclass(frozen=True)
 class Transition:
     since: tuple[State, ...]
     to: State
-    change_jobs: Callable[[Run, str, str], bool] = keep_jobs
-    """Changes its jobs; returns whether they could change. A node's report has changed its job before."""
+    change_jobs: Callable[[Run, str, str], None] = keep_jobs
+    """Changes its jobs, or raises StateError. A node's report has changed its job before."""
     new_job: str = ""
     """Column of a job that the event brings, unsaved."""
 
@@ -108,11 +107,12 @@ def apply_event(run: Run, event: RunEvent, *, actor: str, message: str, **fields
     if step.new_job:
         fields[step.new_job].save()
     fields = {"reason": "", **fields, "revision": F("revision") + 1}
-    could_change = step.change_jobs(run, actor, message)
-    if not could_change or not transitions.transition(
-        run, step.to, since=step.since, actor=actor, message=message, **fields
-    ):
-        raise RunError(f"Run {run.pk} is {run.state}, or its job is over. So this is not possible: {event.label}.")
+    try:
+        step.change_jobs(run, actor, message)
+    except StateError as error:
+        raise RunError(str(error)) from error
+    if not transitions.transition(run, step.to, since=step.since, actor=actor, message=message, **fields):
+        raise RunError(f"Run {run.pk} is {run.state}. So this is not possible: {event.label}.")
     if step.to == State.FINISHED:
         request_recomputation(run.track_id)
 

@@ -13,9 +13,9 @@ from leaderboard.integrations.github import comments, deliveries
 from leaderboard.job_handlers import generation, score, swarm, train
 from leaderboard.models import Track
 from leaderboard.notifications import delivery, site_alerts
-from leaderboard.publishing import datasets, release_finetunes, releases, season_datasets
+from leaderboard.publishing import datasets, release_finetunes, releases, season_datasets, test_secrets
 from leaderboard.rankings import confirmations, standings_store
-from leaderboard.schedule import ladder, preparations
+from leaderboard.schedule import ladder
 from leaderboard.schedule import nightly as nightly_runs
 from leaderboard.schedule.monthly import start_monthly_runs
 from leaderboard.submissions import repositories
@@ -37,18 +37,6 @@ def start_late_nights() -> None:
 @shared_task(autoretry_for=(Exception,), retry_backoff=60, max_retries=RETRIES)  # type: ignore[untyped-decorator]
 def monthly() -> None:
     start_monthly_runs(timezone.now())
-
-
-@shared_task(acks_late=False)  # type: ignore[untyped-decorator]
-def prepare_season(preparation: int) -> None:
-    """Take hours without a time limit. Acknowledged first, since the broker sends unfinished tasks again after an hour;
-    `continue_preparations` resumes it if this worker dies."""
-    preparations.run_preparation(preparation)
-
-
-@shared_task(acks_late=False)  # type: ignore[untyped-decorator]
-def continue_preparations() -> None:
-    preparations.continue_preparations()
 
 
 @shared_task  # type: ignore[untyped-decorator]
@@ -126,13 +114,13 @@ def process_due_messages() -> None:
 
 
 @shared_task  # type: ignore[untyped-decorator]
-def process_upload(message: int) -> None:
+def process_long_message(message: int) -> None:
     outbox.process_message(message)
 
 
 @shared_task  # type: ignore[untyped-decorator]
-def process_due_uploads() -> None:
-    outbox.process_due(uploads=True)
+def process_due_long_messages() -> None:
+    outbox.process_due(are_long=True)
 
 
 @shared_task  # type: ignore[untyped-decorator]
@@ -143,11 +131,6 @@ def announce_events() -> None:
 @shared_task  # type: ignore[untyped-decorator]
 def report_progress() -> None:
     comments.report_progress()
-
-
-@shared_task  # type: ignore[untyped-decorator]
-def process_deliveries() -> None:
-    deliveries.process_due()
 
 
 @shared_task  # type: ignore[untyped-decorator]
@@ -164,6 +147,7 @@ def delete_old_mirrors() -> None:
 def publish_datasets() -> None:
     datasets.enqueue_datasets()
     season_datasets.enqueue_seasons()
+    test_secrets.publish_test_secrets()
 
 
 @shared_task  # type: ignore[untyped-decorator]

@@ -18,15 +18,25 @@ from trainer.protocol.files import is_weights_file
 
 SAVE_SECONDS = 60.0
 """Seconds to write the last checkpoint. A guess."""
-DEFAULT_UPLOAD_BYTES_PER_SECOND = 1e6
-"""Upload rate of a node whose network was not measured. A conservative guess."""
+DEFAULT_BYTES_PER_SECOND = 1e6
+"""Rate of a node whose network was not measured. A conservative guess."""
 MAX_NOTICE_SECONDS = 3600.0
 """Longest time before a deadline at which a stop is requested, for slow networks."""
+SLACK_SECONDS = 3600.0
+"""Time besides the job's own, for environments, compilation and uploads. A guess."""
+MAX_PREPARATION_SECONDS = 24 * 3600.0
+"""Longest preparation of a dataset by an agent (`trainer.node.datasets`)."""
+PROGRESS_FACTOR = 2.0
+"""A job may last this many times as long as at its latest metrics (`trainer.node.job` has the same rule)."""
+SILENT_CHECKPOINTS = 10
+"""Times between two checkpoints without metrics, after which a job hangs."""
 
 
 def find_stop_reason(lease: Lease, now: datetime) -> str:
     """Return why the node has to hand the job back now; empty while there is time."""
     node = lease.node
+    if (now - lease.started_at).total_seconds() > get_longest_seconds(lease):
+        return "It has run longer than its limit; the job goes on elsewhere."
     closes, spent = node_slots.get_seconds_left(node, now), None
     if node.max_hours is not None:
         spent = node.max_hours * node_slots.HOUR - (now - lease.started_at).total_seconds()
@@ -36,6 +46,29 @@ def find_stop_reason(lease: Lease, now: datetime) -> str:
     if left == closes:
         return "Its owner wants the machine back soon; the job goes on elsewhere."
     return f"Its owner lends {node.max_hours:g} hours to one run; the job goes on elsewhere."
+
+
+def find_overrun(lease: Lease, now: datetime) -> str:
+    """Return why a lease is lost whose heartbeats go on; empty if it is not."""
+    lasted = (now - lease.started_at).total_seconds()
+    if lasted > 2 * get_longest_seconds(lease):
+        return f"{lease.node.name} went on for {lasted / 3600:.1f} hours, twice as long as the job may take."
+    interval = lease.job.checkpoint_seconds
+    if lease.phase != "running" or lease.metrics_at is None or not interval:
+        return ""
+    silent = (now - lease.metrics_at).total_seconds()
+    if silent <= max(SILENT_CHECKPOINTS * interval, SLACK_SECONDS):
+        return ""
+    return f"{lease.node.name} has sent no metrics for {silent / 3600:.1f} hours."
+
+
+def get_longest_seconds(lease: Lease) -> float:
+    """Return how long a lease may last: the job's limit, and the time to download and prepare what it needs."""
+    job, worked = lease.job, float(lease.job.limits["wall_seconds"])
+    if lease.metrics_at is not None:
+        worked = max(worked, PROGRESS_FACTOR * (lease.metrics_at - lease.started_at).total_seconds())
+    preparation = min(job.needs_disk_bytes / DEFAULT_BYTES_PER_SECOND, MAX_PREPARATION_SECONDS)
+    return SLACK_SECONDS + preparation + worked
 
 
 def ends_too_soon(job: Job, node: Node, node_slot: NodeSlot) -> bool:
@@ -64,7 +97,7 @@ def estimate_upload_seconds(job: Job, node: Node) -> float:
     The next checkpoint, and a milestone that is pending: its weights are in bf16, half of the checkpoint's in fp32.
     """
     last = job.checkpoints.uploaded().order_by("-step").values_list("manifest", flat=True).first()
-    speed = float(node.hardware.get("network_bytes_per_second") or DEFAULT_UPLOAD_BYTES_PER_SECOND)
+    speed = float(node.hardware.get("network_bytes_per_second") or DEFAULT_BYTES_PER_SECOND)
     if last is None:
         return estimate_checkpoint_bytes(job.max_file_bytes or 0) / speed
     files = last["files"]

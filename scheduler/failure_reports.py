@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 from django.db import transaction
@@ -30,6 +31,7 @@ FAILED_RESUMES = 2
 """Failures to resume from a checkpoint, at most one of each owner's nodes, after which it is dropped."""
 FRUITLESS_LEASES = 3
 """Leases in a row that a node lost or handed back without a checkpoint, after which its machine is at fault."""
+FRUITLESS_PERIOD = timedelta(hours=1)
 FRUITLESS = f"It fell silent or handed the job back {FRUITLESS_LEASES} times without a checkpoint."
 SHARED_KINDS = (PACKETS_KIND, SEAT_KIND)
 """Kinds whose jobs are alike: a node that failed one rests instead of being excluded from each."""
@@ -349,12 +351,17 @@ def process_release(lease: Lease, reason: str) -> None:
 
 
 def is_fruitless(lease: Lease) -> bool:
-    """Whether the node has lost the job or handed it back again and again since the job's last checkpoint."""
+    """Whether the node has lost the job or handed it back again and again since the job's last checkpoint.
+
+    Of jobs that are alike, and leave none: within an hour.
+    """
+    unfinished = [Lease.State.LOST, Lease.State.RELEASED]
     if lease.job.kind in SHARED_KINDS:
-        return False
-    ended = Lease.objects.filter(
-        job=lease.job_id, node=lease.node_id, state__in=[Lease.State.LOST, Lease.State.RELEASED]
-    )
+        recent = Lease.objects.filter(node=lease.node_id, job__kind=lease.job.kind).order_by("-pk")
+        recent = recent.filter(started_at__gt=timezone.now() - FRUITLESS_PERIOD)
+        states = list(recent.values_list("state", flat=True)[:FRUITLESS_LEASES])
+        return len(states) == FRUITLESS_LEASES and set(states) <= set(unfinished)
+    ended = Lease.objects.filter(job=lease.job_id, node=lease.node_id, state__in=unfinished)
     last = Checkpoint.objects.uploaded().filter(job=lease.job_id).aggregate(at=Max("created_at"))["at"]
     return (ended.filter(started_at__gt=last) if last else ended).count() >= FRUITLESS_LEASES
 

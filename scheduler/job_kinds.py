@@ -31,6 +31,11 @@ class JobSummary:
 class JobKind:
     """Base class of the kinds. Hooks run inside the transaction that changes the job, and must be fast."""
 
+    @classmethod
+    def for_job(cls, job: Job) -> JobKind:
+        """Return the handler of a job of this kind."""
+        return cls()
+
     def build_order(self, job: Job, resume: protocol.Checkpoint | None) -> protocol.Order:
         """Return what the node has to do. `resume`: the job's last checkpoint."""
         raise NotImplementedError
@@ -87,7 +92,7 @@ class JobKind:
 
 def get_job_kind(job: Job) -> JobKind:
     """Return the handler of a job's kind."""
-    return import_string(settings.JOB_KINDS[job.kind])()  # type: ignore[no-any-return]
+    return import_string(settings.JOB_KINDS[job.kind]).for_job(job)  # type: ignore[no-any-return]
 
 
 def summarize_jobs(jobs: Iterable[Job]) -> dict[int, JobSummary]:

@@ -38,10 +38,12 @@ def sweep_leases(now: datetime | None = None) -> int:
     if record_sweep(now):
         Lease.objects.expired(now).update(expires_at=now + leases.get_lease_duration())
         return 0
-    lost = sum(
-        leases.lose_lease(lease, f"{lease.node.name} fell silent.", expired_before=now)
-        for lease in Lease.objects.expired(now).select_related("job", "node")
-    )
+    lost = 0
+    for lease in Lease.objects.expired(now).select_related("job", "node"):
+        try:
+            lost += leases.lose_lease(lease, f"{lease.node.name} fell silent.", expired_before=now)
+        except Exception:  # one job must not keep the leases of others alive
+            logger.exception("The job of %s could not be requeued", lease)
     pool.mark_silent_nodes_offline(now)
     return lost + requeue_orphaned_jobs()
 
@@ -99,7 +101,8 @@ def requeue_orphaned_job(pk: int) -> bool:
     job = Job.objects.select_for_update().filter(pk=pk, state=Job.State.LEASED).first()
     if job is None or job.leases.filter(state=Lease.State.ACTIVE).exists():
         return False
-    return transitions.requeue_job(job, SITE_ACTOR, "Its node is gone.", counts=True)
+    transitions.requeue_job(job, SITE_ACTOR, "Its node is gone.", counts=True)
+    return True
 
 
 def release_stale_leases(node: Node, message: protocol.Poll, now: datetime) -> Lease | None:

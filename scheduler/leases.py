@@ -6,6 +6,7 @@ Every change is a conditional UPDATE, with its Event and the job kind's hook in 
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from datetime import datetime, timedelta
 from itertools import islice
 
@@ -33,6 +34,7 @@ from scheduler import (
 from scheduler.errors import LeaseEndedError
 from scheduler.job_kinds import get_job_kind
 from scheduler.models import SITE_ACTOR, Event, FailureReport, Job, Lease, Node
+from scheduler.transitions import JobEvent, StateError
 from trainer import protocol
 
 Fault = FailureReport.Fault
@@ -81,20 +83,21 @@ def lease_job_of_group(
                 transaction.set_rollback(True)
                 return None
             return create_lease(job, node, slot)
-    except IntegrityError:
-        return None  # one active lease per slot and per job: this node polled twice at once
+    except (IntegrityError, StateError):
+        return None  # one active lease per slot and per job: this node polled twice at once, or another one was faster
     except JobOrderError:
         assert job is not None
         logger.exception("Job %s has no valid order", job.pk)
-        with transaction.atomic():
-            reason = "The site failed to build this job's order. The error is in the site's log."
-            transitions.fail_job(job, SITE_ACTOR, "infrastructure", reason, since=[Job.State.QUEUED])
+        reason = "The site failed to build this job's order. The error is in the site's log."
+        with suppress(StateError), transaction.atomic():
+            transitions.fail_job(job, SITE_ACTOR, "infrastructure", reason)
         return None
 
 
 def claim_oldest_job(group: matching.JobGroup, node: Node) -> Job | None:
     """Mark the group's oldest job as leased; return None if none is left for this node. Requires a transaction.
 
+    Raises StateError if another node was faster.
     Skips jobs that this node has lately run for more than half of the hours that its owner lends to one run.
     """
     now = timezone.now()
@@ -102,11 +105,9 @@ def claim_oldest_job(group: matching.JobGroup, node: Node) -> Job | None:
     if node.max_hours is not None:
         jobs = jobs.filter(~job_groups.has_reached_time_limit(node, now))
     job = jobs.select_for_update(skip_locked=True, of=("self",)).select_related("release", "entry").first()
-    if job is None:
-        return None
-    since, attempts = [Job.State.QUEUED], job.attempts + 1
-    claimed = transitions.change_job_state(job, Job.State.LEASED, since=since, actor="", message="", attempts=attempts)
-    return job if claimed else None
+    if job is not None:
+        transitions.apply_job_event(job, JobEvent.TAKE, actor="", attempts=job.attempts + 1)
+    return job
 
 
 def create_lease(job: Job, node: Node, slot: int = 0) -> protocol.Lease:
@@ -162,8 +163,10 @@ def build_job_spec(job: Job, lease: Lease) -> protocol.JobSpec:
 
 
 def renew_lease(lease: Lease, message: protocol.Heartbeat) -> protocol.HeartbeatReply:
-    """Renew the lease and return whether the node should stop. Raises LeaseEndedError."""
+    """Renew the lease and return whether the node should stop. Raises LeaseEndedError, also if it lasts too long."""
     now = timezone.now()
+    if (reason := deadlines.find_overrun(lease, now)) and lose_lease(lease, reason):
+        raise LeaseEndedError
     renewed = Lease.objects.active(lease).update(
         expires_at=now + get_lease_duration(),
         heartbeat_at=now,
@@ -185,15 +188,24 @@ def renew_lease(lease: Lease, message: protocol.Heartbeat) -> protocol.Heartbeat
 
 # --- ending -----------------------------------------------------------------------------------------------------------
 
+LEASE_ENDS = {
+    "done": Lease.State.FINISHED,
+    "failed": Lease.State.FINISHED,
+    "released": Lease.State.RELEASED,
+    "": Lease.State.LOST,
+}
+"""The state that an active lease gets, by the outcome that its node reports; without a report it is lost."""
+
 
 @transaction.atomic
 def finish_lease(lease: Lease, message: protocol.FinishLease) -> None:
     """Record the node's result; a repeat changes nothing. Raises LeaseEndedError if the lease ended otherwise."""
-    ended = Lease.State.RELEASED if message.outcome == "released" else Lease.State.FINISHED
-    if not end_lease(lease, ended, message.reason, outcome=message.outcome, seconds=message.seconds):
+    try:
+        end_lease(lease, message.outcome, message.reason, seconds=message.seconds or 0.0)
+    except LeaseEndedError:
         if lease.outcome == message.outcome:
             return
-        raise LeaseEndedError
+        raise
     job, actor = lease.job, pool.get_actor(lease.node)
     # The job may have changed since it was read with the lease's token.
     job.refresh_from_db(fields=["state", "stop_requested", "stop_reason", "hold_requested", "failures", "result"])
@@ -206,7 +218,7 @@ def finish_lease(lease: Lease, message: protocol.FinishLease) -> None:
         if problem := get_job_kind(job).find_result_problem(job, message.result):
             failure_reports.process_failure(lease, Fault.MACHINE, problem)
             return
-        transitions.finish_job(job, actor, message.result)
+        transitions.apply_job_event(job, JobEvent.FINISH, actor=actor, result=message.result)
         failure_reports.refute_claims(lease)
         node_health.record_success(lease.node, job)
         if job.kind == matching.SELF_TEST_KIND:
@@ -224,35 +236,28 @@ def lose_lease(lease: Lease, reason: str, *, expired_before: datetime | None = N
 
     With `expired_before` only if the lease is still expired then: a heartbeat may have renewed it.
     """
-    if not end_lease(lease, Lease.State.LOST, reason, expired_before=expired_before):
+    try:
+        end_lease(lease, "", reason, expired_before=expired_before)
+    except LeaseEndedError:
         return False
     failure_reports.process_silence(lease, reason)
     return True
 
 
 def end_lease(
-    lease: Lease,
-    state: Lease.State,
-    reason: str,
-    *,
-    outcome: str = "",
-    seconds: float | None = None,
-    expired_before: datetime | None = None,
-) -> bool:
-    """End an active lease; return whether this call did. Its Event is the job's."""
+    lease: Lease, outcome: str, reason: str, *, seconds: float = 0.0, expired_before: datetime | None = None
+) -> None:
+    """End an active lease, as the node says, or without an outcome as lost. Its Event is the job's.
+
+    Raises LeaseEndedError if it is not active, or has not expired before that time.
+    """
     now = timezone.now()
-    return transitions.transition(
-        lease,
-        state,
-        since=[Lease.State.ACTIVE],
-        actor="",
-        message="",
-        where=Q(expires_at__lt=expired_before) if expired_before else None,
-        ended_at=now,
-        reason=reason[:500],
-        outcome=outcome,
-        seconds=Greatest(F("seconds"), limit_seconds(lease, seconds or 0.0, now)),
-    )
+    fields = {"ended_at": now, "reason": reason[:500], "outcome": outcome}
+    fields["seconds"] = Greatest(F("seconds"), limit_seconds(lease, seconds, now))
+    where = Q(expires_at__lt=expired_before) if expired_before else None
+    since = [Lease.State.ACTIVE]
+    if not transitions.transition(lease, LEASE_ENDS[outcome], since=since, actor="", message="", where=where, **fields):
+        raise LeaseEndedError
 
 
 def limit_seconds(lease: Lease, seconds: float, now: datetime) -> float:

@@ -74,14 +74,16 @@ def register_node(token: str, message: protocol.Register) -> tuple[Node, str]:
     now = timezone.now()
     try:
         with transaction.atomic():
-            join = JoinToken.objects.filter(token_hash=hash_token(token)).select_related("renews", "used_by").first()
+            joins = JoinToken.objects.select_related("renews__owner", "used_by", "owner")
+            join = joins.filter(token_hash=hash_token(token)).first()
             if join is None:
                 raise UnauthorizedError("This join token is unknown. Ask a maintainer for a new one.")
             if join.expires_at < now:
                 raise UnauthorizedError("This join token has expired. Ask a maintainer for a new one.")
+            check_owner_active(join.renews.owner if join.renews else join.owner)
             node = join.used_by or join.renews or create_node(join, message)
             free = Q(used_at=None)
-            if join.used_by and join.used_by.state == Node.State.NEW:
+            if join.used_by and join.used_by.state == Node.State.NEW and is_same_machine(join.used_by, message):
                 free |= Q(used_at__gt=now - JOIN_RETRY_PERIOD)
             used = JoinToken.objects.filter(free, pk=join.pk).update(used_at=now, used_by=node)
             if not used:
@@ -89,6 +91,12 @@ def register_node(token: str, message: protocol.Register) -> tuple[Node, str]:
             return node, issue_node_token(node, join, message)
     except IntegrityError:
         raise UnauthorizedError("Another node took this name at the same moment. Try again.") from None
+
+
+def is_same_machine(node: Node, message: protocol.Register) -> bool:
+    """Return whether the machine describes itself as when the node registered first."""
+    hardware = message.hardware.model_dump(mode="json")
+    return all(node.hardware.get(name) == hardware[name] for name in ("platform", "cpus", "memory_bytes", "gpus"))
 
 
 def create_node(join: JoinToken, message: protocol.Register) -> Node:
@@ -128,7 +136,7 @@ def issue_node_token(node: Node, join: JoinToken, message: protocol.Register) ->
 
 def authenticate_node(token: str) -> Node:
     """Return the node of this token. Raises UnauthorizedError or ForbiddenError."""
-    node = Node.objects.filter(token_hash=hash_token(token)).first()
+    node = Node.objects.filter(token_hash=hash_token(token)).select_related("owner").first()
     if node is None:
         if token.startswith("dtn_lease_"):
             raise ForbiddenError("This is a lease's token. This call needs the node's token.")
@@ -142,7 +150,7 @@ def authenticate_node(token: str) -> Node:
 def authenticate_lease(token: str, lease_id: int) -> Lease:
     """Return the lease of this token, active or not. Raises UnauthorizedError, ForbiddenError, RateLimitError."""
     hashed = hash_token(token)
-    lease = Lease.objects.select_related("node", "job").filter(pk=lease_id).first()
+    lease = Lease.objects.select_related("node__owner", "job").filter(pk=lease_id).first()
     if lease is None or not compare_digest(lease.token_hash, hashed):
         if token.startswith(("dtn_node_", "dtn_join_")):
             raise ForbiddenError("This call needs the lease's token, not the node's.")
@@ -165,6 +173,13 @@ def check_not_revoked(node: Node) -> None:
 def check_not_banned(node: Node) -> None:
     if node.state == Node.State.BANNED:
         raise ForbiddenError(f"This node is banned: {node.reason or 'ask a maintainer why'}")
+    check_owner_active(node.owner)
+
+
+def check_owner_active(owner: AbstractBaseUser | None) -> None:
+    """Raises ForbiddenError if the account is deactivated."""
+    if owner is not None and not owner.is_active:
+        raise ForbiddenError("The account of this node's owner is deactivated.")
 
 
 # --- revocation -------------------------------------------------------------------------------------------------------

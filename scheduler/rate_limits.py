@@ -1,7 +1,7 @@
 """Rate limits: calls in fixed windows of a minute or an hour, counted in Django's cache.
 
-With Redis all web processes count together; while it does not answer, nothing is limited. Limits keep a
-misbehaving node or client from affecting others; they are no defense against a flood.
+With Redis all web processes count together; while it does not answer, each alone. Limits keep a misbehaving node or
+client from affecting others; they are no defense against a flood.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def is_within_rate_limit(limit: str, client: str) -> bool:
     key = f"rate-limit:{limit}:{client}:{int(time.time() // window)}"
     cache.add(key, 0, timeout=2 * window)
     try:
-        calls = cache.incr(key) or 0  # None while Redis does not answer
+        calls = cache.incr(key)
     except ValueError:  # the key was evicted just now
         calls = 1
     return calls <= {**PER_MINUTE, **PER_HOUR}[limit]

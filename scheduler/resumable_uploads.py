@@ -60,19 +60,14 @@ def get_received_size(lease: int, sha256: str) -> int:
     return 0
 
 
-def sum_partial_sizes(lease: int, except_for: str) -> int:
-    """Return how many bytes of the lease's other partial files have arrived."""
-    sizes = 0
-    for path in (settings.UPLOADS / str(lease)).glob("*"):
-        with suppress(FileNotFoundError):
-            sizes += 0 if path.name.startswith(except_for) else path.stat().st_size
-    return sizes
+def sum_begun_uploads(except_for: Path) -> int:
+    """Return the bytes that the lease's other partial files have when they are complete."""
+    return sum(int(path.suffix[1:]) for path in except_for.parent.glob("*") if path != except_for)
 
 
 @contextmanager
-def open_partial_file(lease: int, sha256: str, total: int) -> Iterator[IO[bytes]]:
+def open_partial_file(path: Path) -> Iterator[IO[bytes]]:
     """Open and lock a partial file; create it if there is none."""
-    path = get_partial_path(lease, sha256, total)
     while True:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("ab+") as file:

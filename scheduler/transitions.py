@@ -1,19 +1,24 @@
-"""State changes. `transition` makes them all: one conditional UPDATE and an Event. The others are those of a job."""
+"""State changes. `transition` makes them all: one conditional UPDATE and an Event.
+
+Of a job: the table of its events, and the one function that applies an event or raises.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from django.db import models, transaction
 from django.utils import timezone
 
-from scheduler.job_kinds import get_job_kind
+from scheduler.job_kinds import JobKind, get_job_kind
 from scheduler.models import Event, Job
 from trainer import protocol
 
-WAITING_STATES = (Job.State.HELD, Job.State.QUEUED)
-FINAL_STATES = (Job.State.DONE, Job.State.FAILED, Job.State.CANCELLED)
+State = Job.State
+WAITING_STATES = (State.HELD, State.QUEUED)
+FINAL_STATES = (State.DONE, State.FAILED, State.CANCELLED)
 NO_STOP_REQUEST: dict[str, Any] = {"stop_requested": "", "stop_reason": "", "hold_requested": False}
 
 
@@ -49,14 +54,82 @@ def transition(
     return True
 
 
-def change_job_state(
-    job: Job, to: Job.State, *, since: Collection[Job.State], actor: str, message: str, reason: str = "", **fields: Any
-) -> bool:
-    """Change a job's state by `transition`, with its reason and times; a stop request ends. Requires a transaction."""
-    fields = {"reason": reason[:500], "state_since": timezone.now(), **NO_STOP_REQUEST, **fields}
-    if to in FINAL_STATES:
-        fields["finished_at"] = fields["state_since"]
-    return transition(job, to, since=since, actor=actor, message=message, **fields)
+# --- the states of a job ----------------------------------------------------------------------------------------------
+
+
+class StateError(ValueError):
+    """The row's state does not allow the event."""
+
+
+class JobEvent(models.TextChoices):
+    TAKE = "take", "a node takes it"
+    FINISH = "finish", "its node reports the result"
+    FAIL = "fail", "the model failed, or no node can do it"
+    LEAVE = "leave", "its node hands it back or is lost"
+    LEAVE_HELD = "leave held", "the same, and it is to be held"
+    STOP = "stop", "its node has stopped as requested"
+    HOLD = "hold", "a person holds it"
+    QUEUE = "queue", "a person ends that"
+    CANCEL = "cancel", "a person or the site cancels it"
+    RECALL = "recall", "its run waits for something else"
+    RETRY = "retry", "its run is retried"
+
+
+def call_done(kind: JobKind, job: Job) -> None:
+    kind.handle_done(job, job.result)
+
+
+def call_failure(kind: JobKind, job: Job) -> None:
+    kind.handle_failure(job, job.cause, job.reason)  # type: ignore[arg-type]
+
+
+def call_requeue(kind: JobKind, job: Job) -> None:
+    kind.handle_requeue(job, job.reason)
+
+
+def call_cancellation(kind: JobKind, job: Job) -> None:
+    kind.handle_cancellation(job, job.reason)
+
+
+@dataclass(frozen=True)
+class JobTransition:
+    since: tuple[State, ...]
+    to: State
+    message: str = "{reason}"
+    call_handler: Callable[[JobKind, Job], None] | None = None
+    """Tells the kind of the job."""
+
+
+CANCELLED, HELD = "Cancelled: {reason}", "Held: {reason}"
+JOB_TRANSITIONS: Mapping[JobEvent, JobTransition] = {
+    JobEvent.TAKE: JobTransition((State.QUEUED,), State.LEASED),
+    JobEvent.FINISH: JobTransition((State.LEASED,), State.DONE, "Done.", call_done),
+    JobEvent.FAIL: JobTransition((State.QUEUED, State.LEASED), State.FAILED, "Failed: {reason}", call_failure),
+    JobEvent.LEAVE: JobTransition((State.LEASED,), State.QUEUED, "Back in the queue: {reason}", call_requeue),
+    JobEvent.LEAVE_HELD: JobTransition((State.LEASED,), State.HELD, HELD, call_requeue),
+    JobEvent.STOP: JobTransition((State.LEASED,), State.CANCELLED, CANCELLED, call_cancellation),
+    JobEvent.HOLD: JobTransition((State.QUEUED,), State.HELD, HELD),
+    JobEvent.QUEUE: JobTransition((State.HELD,), State.QUEUED, "Queued again."),
+    JobEvent.CANCEL: JobTransition(WAITING_STATES, State.CANCELLED, CANCELLED, call_cancellation),
+    JobEvent.RECALL: JobTransition(WAITING_STATES, State.CANCELLED),
+    JobEvent.RETRY: JobTransition((State.FAILED, State.DONE), State.QUEUED, "Queued again."),
+}
+
+
+def apply_job_event(job: Job, event: JobEvent, *, actor: str, reason: str = "", **fields: Any) -> None:
+    """Change a job by an event, record it and tell the job's kind; a stop request ends. Requires a transaction.
+
+    `fields`: other columns to set. Raises StateError, and changes nothing, where the job's state does not allow it.
+    """
+    step, now = JOB_TRANSITIONS[event], timezone.now()
+    fields = {"reason": reason[:500], "state_since": now, **NO_STOP_REQUEST, **fields}
+    if step.to in FINAL_STATES:
+        fields["finished_at"] = now
+    message = step.message.format(reason=reason)
+    if not transition(job, step.to, since=step.since, actor=actor, message=message, **fields):
+        raise StateError(f"Job {job.pk} is {job.state}. So this is not possible: {event.label}.")
+    if step.call_handler is not None:
+        step.call_handler(get_job_kind(job), job)
 
 
 # --- requests by people -----------------------------------------------------------------------------------------------
@@ -69,7 +142,11 @@ def cancel_job(job: Job, actor: str, reason: str) -> bool:
     A waiting job is cancelled now. A running job is cancelled when its node has received the request with a heartbeat,
     or when its lease ends.
     """
-    return mark_cancelled(job, actor, reason, since=WAITING_STATES) or request_stop(job, "cancel", actor, reason)
+    try:
+        apply_job_event(job, JobEvent.CANCEL, actor=actor, reason=reason)
+    except StateError:
+        return request_stop(job, "cancel", actor, reason)
+    return True
 
 
 @transaction.atomic
@@ -91,18 +168,18 @@ def request_stop(job: Job, how: str, actor: str, reason: str, *, hold: bool = Fa
 
 @transaction.atomic
 def hold_job(job: Job, actor: str, reason: str) -> bool:
-    """Hold a job until `queue_job`. A node that runs it hands it back after its next checkpoint."""
-    held = change_job_state(
-        job, Job.State.HELD, since=[Job.State.QUEUED], actor=actor, message=f"Held: {reason}", reason=reason
-    )
-    return held or request_hand_back(job, actor, reason, hold=True)
+    """Hold a job until it is queued. A node that runs it hands it back after its next checkpoint."""
+    try:
+        apply_job_event(job, JobEvent.HOLD, actor=actor, reason=reason)
+    except StateError:
+        return request_hand_back(job, actor, reason, hold=True)
+    return True
 
 
 @transaction.atomic
-def queue_job(job: Job, actor: str) -> bool:
-    """Queue a held job again."""
-    since, now = [Job.State.HELD], timezone.now()
-    return change_job_state(job, Job.State.QUEUED, since=since, actor=actor, message="Queued again.", queued_at=now)
+def queue_job(job: Job, actor: str) -> None:
+    """Queue a held job again. Raises StateError."""
+    apply_job_event(job, JobEvent.QUEUE, actor=actor, queued_at=timezone.now())
 
 
 @transaction.atomic
@@ -119,77 +196,46 @@ def raise_priority(job: Job, actor: str) -> bool:
 
 
 @transaction.atomic
-def retry_job(job: Job, actor: str) -> bool:
-    """Queue a job again that infrastructure failed; return whether it was. It resumes from its last checkpoint.
+def retry_job(job: Job, actor: str) -> None:
+    """Queue a job again that infrastructure failed. It resumes from its last checkpoint. Raises StateError.
 
     A job that is done is queued, too: its result was incomplete, or the run would not be retried. The job kind's own
     rows are the caller's business. A failure of the model is final.
     """
     if job.cause == "model":
-        return False
+        raise StateError(f"Job {job.pk} failed because of the model.")
     fields: dict[str, Any] = {"cause": "", "failures": 0, "finished_at": None, "queued_at": timezone.now()}
-    since = [Job.State.FAILED, Job.State.DONE]
-    return change_job_state(job, Job.State.QUEUED, since=since, actor=actor, message="Queued again.", **fields)
+    apply_job_event(job, JobEvent.RETRY, actor=actor, **fields)
 
 
 # --- the end of a lease, inside its transaction -----------------------------------------------------------------------
 
 
-def finish_job(job: Job, actor: str, result: dict[str, Any]) -> bool:
-    """Mark a job as done."""
-    done = change_job_state(job, Job.State.DONE, since=[Job.State.LEASED], actor=actor, message="Done.", result=result)
-    if done:
-        get_job_kind(job).handle_done(job, result)
-    return done
-
-
-def fail_job(
-    job: Job, actor: str, cause: protocol.Cause, reason: str, *, since: Collection[Job.State] = (Job.State.LEASED,)
-) -> bool:
+def fail_job(job: Job, actor: str, cause: protocol.Cause, reason: str, **fields: Any) -> None:
     """Mark a job as failed for good."""
-    message = f"Failed: {reason}"
-    failed = change_job_state(
-        job, Job.State.FAILED, since=since, actor=actor, message=message, reason=reason, cause=cause
-    )
-    if failed:
-        get_job_kind(job).handle_failure(job, cause, reason)
-    return failed
+    apply_job_event(job, JobEvent.FAIL, actor=actor, reason=reason, cause=cause, **fields)
 
 
-def requeue_job(job: Job, actor: str, reason: str, *, counts: bool, hold: bool = False, **fields: Any) -> bool:
-    """Cancel, hold, fail or queue an unfinished job whose lease has ended.
+def requeue_job(job: Job, actor: str, reason: str, *, counts: bool, hold: bool = False, **fields: Any) -> None:
+    """Cancel, hold, fail or queue a leased job whose lease has ended.
 
     `counts`: the lease was lost or failed. After `max_attempts` of those without a new checkpoint the job fails.
     `hold`: hold the job for this reason. `fields`: other columns to set.
     """
     job.refresh_from_db()
+    fields["failures"] = job.failures + (1 if counts else 0)
     if job.stop_requested == "cancel":
-        return finish_cancellation(job, actor)
-    failures = job.failures + (1 if counts else 0)
-    if counts and failures >= job.max_attempts:
-        Job.objects.filter(pk=job.pk).update(failures=failures, **fields)
-        reason = f"Given up after {failures} attempts without progress. The last: {reason}"
-        return fail_job(job, actor, "infrastructure", reason)
-    hold = hold or job.hold_requested
-    to = Job.State.HELD if hold else Job.State.QUEUED
-    message = f"Held: {job.stop_reason or reason}" if hold else f"Back in the queue: {reason}"
-    requeued = change_job_state(
-        job, to, since=[Job.State.LEASED], actor=actor, message=message, reason=reason, failures=failures, **fields
-    )
-    if requeued:
-        get_job_kind(job).handle_requeue(job, reason)
-    return requeued
+        finish_cancellation(job, actor)
+    elif counts and fields["failures"] >= job.max_attempts:
+        reason = f"Given up after {fields['failures']} attempts without progress. The last: {reason}"
+        fail_job(job, actor, "infrastructure", reason, **fields)
+    elif hold or job.hold_requested:
+        reason = reason if hold else job.stop_reason
+        apply_job_event(job, JobEvent.LEAVE_HELD, actor=actor, reason=reason, **fields)
+    else:
+        apply_job_event(job, JobEvent.LEAVE, actor=actor, reason=reason, **fields)
 
 
-def finish_cancellation(job: Job, actor: str) -> bool:
+def finish_cancellation(job: Job, actor: str) -> None:
     """Cancel a leased job whose cancellation was requested."""
-    return mark_cancelled(job, actor, job.stop_reason, since=[Job.State.LEASED])
-
-
-def mark_cancelled(job: Job, actor: str, reason: str, *, since: Collection[Job.State]) -> bool:
-    cancelled = change_job_state(
-        job, Job.State.CANCELLED, since=since, actor=actor, message=f"Cancelled: {reason}", reason=reason
-    )
-    if cancelled:
-        get_job_kind(job).handle_cancellation(job, reason)
-    return cancelled
+    apply_job_event(job, JobEvent.STOP, actor=actor, reason=job.stop_reason)

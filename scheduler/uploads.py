@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from django.conf import settings
@@ -11,7 +12,7 @@ from django.db import transaction
 from django.db.models import Q, Sum
 from django.utils import timezone
 
-from scheduler import resumable_uploads, storage
+from scheduler import resumable_uploads
 from scheduler.checkpoints import delete_superseded
 from scheduler.errors import ForbiddenError, InvalidMessageError, LeaseEndedError, NotFoundError, TooLargeError
 from scheduler.failure_reports import refute_claims
@@ -42,31 +43,20 @@ def list_missing_blobs(lease: Lease, message: protocol.BlobQuery) -> protocol.Mi
     )
 
 
-def store_upload(lease: Lease, sha256: str, read: Callable[[int], bytes], length: int) -> Blob:
-    """Store a file of this lease. Raises TooLargeError, LeaseEndedError, InvalidMessageError for another hash."""
-    limit = get_upload_allowance(lease, length)
-    blob = storage.store_stream(sha256, read, limit)
-    with transaction.atomic():
-        lock_active_lease(lease)
-        lease.uploads.add(blob)
-    return blob
+def store_upload(lease: Lease, sha256: str, read: Callable[[int], bytes], span: resumable_uploads.ByteRange) -> int:
+    """Store a file or a piece of it; return how many bytes have arrived. The last byte makes it be checked and stored.
 
-
-def store_upload_piece(
-    lease: Lease, sha256: str, read: Callable[[int], bytes], span: resumable_uploads.ByteRange
-) -> int:
-    """Store a piece of a file; return how many bytes have arrived. With the last byte the file is checked and stored.
-
-    Raises as `store_upload` does, and RangeError if bytes before the piece are missing.
+    Raises TooLargeError, LeaseEndedError, InvalidMessageError for another hash, and RangeError if bytes before the
+    piece are missing.
     """
-    get_upload_allowance(lease, span.total, resumable_uploads.sum_partial_sizes(lease.pk, except_for=sha256))
-    with resumable_uploads.open_partial_file(lease.pk, sha256, span.total) as file:
+    path = resumable_uploads.get_partial_path(lease.pk, sha256, span.total)
+    with resumable_uploads.open_partial_file(path) as file:
         received = get_upload_offset(lease, sha256)
         if received < span.total:
+            check_upload_limits(lease, path, span.total)
             received = resumable_uploads.append_piece(file, span, read)
         if received < span.total:
             return received
-        path = resumable_uploads.get_partial_path(lease.pk, sha256, span.total)
         if not lease.uploads.filter(pk=sha256).exists():  # else completed while this piece waited
             blob = resumable_uploads.finish_upload(sha256, path)
             with transaction.atomic():
@@ -82,20 +72,21 @@ def get_upload_offset(lease: Lease, sha256: str) -> int:
     return resumable_uploads.get_received_size(lease.pk, sha256) if blob is None else blob.size
 
 
-def get_upload_allowance(lease: Lease, length: int, partial_bytes: int = 0) -> int:
-    """Return how many bytes the lease may still upload. Raises TooLargeError if `length` is more, LeaseEndedError.
+def check_upload_limits(lease: Lease, path: Path, size: int) -> None:
+    """Check a file of this size with the partial file `path`. Raises TooLargeError, LeaseEndedError.
 
-    Files of superseded checkpoints do not count. `partial_bytes`: of other unfinished uploads.
+    Other uploads that have begun count with their whole size; files of superseded checkpoints do not count.
     """
     if not Lease.objects.active(lease).exists():
         raise LeaseEndedError
+    begun = resumable_uploads.sum_begun_uploads(path)  # first: what ends meanwhile counts twice, not never
     stored = lease.uploads.aggregate(total=Sum("size"))["total"] or 0
     lease_limit = lease.job.max_lease_bytes or settings.LEASE_MAX_BYTES
-    limit = int(min(get_file_limit(lease.job), lease_limit - stored - partial_bytes))
-    with record_rejected_size(lease, length):
-        if length > limit:
-            raise TooLargeError(f"The file has {length:,} bytes, and this lease may upload {max(limit, 0):,} more.")
-    return limit
+    limit = int(min(get_file_limit(lease.job), lease_limit - stored - begun))
+    with record_rejected_size(lease, size):
+        if size > limit:
+            path.unlink(missing_ok=True)
+            raise TooLargeError(f"The file has {size:,} bytes, and this lease may upload {max(limit, 0):,} more.")
 
 
 def get_file_limit(job: Job) -> int:

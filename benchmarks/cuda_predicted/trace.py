@@ -10,6 +10,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from benchmarks.cuda_predicted.recording import CompiledGraph, record_compiled_graphs
+from trainer.config.model_config import configure_model
 from trainer.config.parsing import parse_config
 from trainer.config.train_config import ResolvedConfig, resolve_config
 from trainer.graph.build import build_constants
@@ -22,7 +23,6 @@ from trainer.ops.losses import count_chunks
 from trainer.optim.optimizers import build_optimizers, compile_steps
 from trainer.training.compilation import compile_objective
 from trainer.training.loop import choose_optimizer_backend
-from trainer.training.model_sources import configure_model
 from trainer.training.objective import Objective
 from trainer.training.precision import convert_tables, convert_to_fp8
 

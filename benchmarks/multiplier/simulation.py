@@ -2,8 +2,7 @@
 
     python -m benchmarks.multiplier.simulation
 
-simulates, draws docs/explanation/ladder.svg, and rewrites the tables of benchmarks/results/multiplier.md. It takes a
-minute on one core.
+simulates and rewrites the tables of benchmarks/results/multiplier.md. It takes a minute on one core.
 The code under test is the board's own: thousands of ladders are fitted at once along a leading axis.
 """
 
@@ -13,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.multiplier import pictures
+from benchmarks.multiplier import tables
 from benchmarks.multiplier.nights import (
     CHALLENGERS,
     DESIGN,
@@ -27,7 +26,6 @@ from benchmarks.multiplier.nights import (
 from trainer.scoring.multiplier.records import LEVEL
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
-LADDER = Path(__file__).resolve().parents[2] / "docs" / "explanation" / "ladder.svg"
 TRIALS = 40_000
 RECORD_TRIALS = 1_000_000
 STRESS_RECORD_TRIALS = 200_000
@@ -43,9 +41,8 @@ def main() -> None:
         for challenger in (*CHALLENGERS, PEEKING)
     ]
     separations = measure_false_separations(rng, 1.05, (1, 3), TRIALS)
-    LADDER.write_text(pictures.draw_ladder(np.random.default_rng(2), DESIGN), encoding="utf-8")
-    pictures.replace_tables(
-        RESULTS / "multiplier.md", pictures.format_tables(found, stressed, strained, rates, separations, RECORD_TRIALS)
+    tables.replace_tables(
+        RESULTS / "multiplier.md", tables.format_tables(found, stressed, strained, rates, separations, RECORD_TRIALS)
     )
 
 

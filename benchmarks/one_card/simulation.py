@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import heapq
 import math
+import random
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -33,16 +34,6 @@ from leaderboard import run_jobs
 from leaderboard.broker import BROKER_DOWN
 from leaderboard.models import Run, Season, Track
 from leaderboard.schedule import ladder
-from leaderboard.schedule.forecast import (
-    DAY,
-    EVALUATION_SHARE,
-    HOUR,
-    NETWORK,
-    START_SECONDS,
-    STOP_SECONDS,
-    draw_interruptions,
-    list_moves,
-)
 from leaderboard.schedule.track_templates import TEMPLATES
 from scheduler import leases, storage, uploads
 from scheduler.models import Blob, Job, Lease, Node, Sweep
@@ -52,6 +43,17 @@ from trainer.accounting.budget import Budget
 from trainer.protocol.files import RUN_FILE
 
 TEMPLATE = "night-h100"
+HOUR, DAY = 3600.0, 86_400.0
+INTERRUPTION_SECONDS = 2 * HOUR
+"""Once a week. Assumed, as the other durations of the card."""
+NETWORK = 1e8
+"""Bytes per second."""
+START_SECONDS = 300.0
+"""From the lease to the first step: download, data, compilation."""
+STOP_SECONDS = 105.0
+"""From a due night to the written checkpoint of the run that yields: the task, the next heartbeat, the save."""
+EVALUATION_SHARE = 0.01
+"""Evaluations in addition to the training time that a budget counts."""
 TASKS = (
     "scheduler.tasks.expire_leases",
     "leaderboard.tasks.store_configurations",
@@ -169,9 +171,9 @@ class Simulation:
         self.due = hour * HOUR + minute * 60
         Sweep.objects.create(pk=1, at=self.clock.now)
         days = math.ceil(self.horizon / DAY)
-        for day in list_moves(days, self.moves):
-            self.schedule(day * DAY + self.due - HOUR, partial(self.move_main, day))
         for day in range(days):
+            if day == 0 or day % 7 < self.moves:  # the first ones of each week
+                self.schedule(day * DAY + self.due - HOUR, partial(self.move_main, day))
             self.schedule(day * DAY + self.due, self.start_night)
         for begin, end in self.away:
             self.schedule(begin, self.leave)
@@ -339,6 +341,14 @@ class Simulation:
             sha: (started - zero).total_seconds()
             for sha, started in rows.values_list("job__run__entry__sha", "started_at")
         }
+
+
+def draw_interruptions(days: int, seed: int) -> Iterator[tuple[float, float]]:
+    """Yield one interruption of each week, at a random time."""
+    rng = random.Random(seed)
+    for week in range(math.ceil(days / 7)):
+        begin = week * 7 * DAY + rng.uniform(0, 7 * DAY - INTERRUPTION_SECONDS)
+        yield begin, begin + INTERRUPTION_SECONDS
 
 
 def get_upload_interval(run: Run) -> float:

@@ -7,7 +7,6 @@ import json
 import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import django
@@ -30,14 +29,11 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--days", type=float, default=30, help="days to simulate (30)")
     parser.add_argument("--seed", type=int, default=1, help="the same seed, the same outcome (1)")
     parser.add_argument("--json", action="store_true", help="print the outcome as JSON and nothing else")
-    parser.add_argument("--picture", type=Path, metavar="FILE", help="draw the outcome into this SVG file")
     chosen = parser.parse_args(arguments)
     if not 1 <= chosen.nodes <= MAX_NODES:
         parser.error(f"--nodes is {chosen.nodes}: it has to be from 1 to {MAX_NODES:,}")
     if not 0 < chosen.days <= MAX_DAYS:  # also rejects nan
         parser.error(f"--days is {chosen.days:g}: it has to be more than 0 and at most {MAX_DAYS}")
-    if chosen.picture is not None and not chosen.picture.resolve().parent.is_dir():
-        parser.error(f"--picture is {chosen.picture}: there is no such folder")
     return chosen
 
 
@@ -45,7 +41,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = parse_arguments(arguments)
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "dailytrain.settings")
     django.setup()
-    from benchmarks.pool_simulation.charts import draw_outcome
     from benchmarks.pool_simulation.engine import simulate
     from benchmarks.pool_simulation.nodes import DAY
 
@@ -56,8 +51,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         outcome = simulate(
             chosen.nodes, chosen.days, chosen.seed, lambda seconds: progress.update(task, completed=seconds)
         )
-    if chosen.picture is not None:
-        chosen.picture.write_text(draw_outcome(outcome))
     sys.stdout.write(f"{json.dumps(outcome.build_report()) if chosen.json else format_table(outcome)}\n")
     return 0
 

@@ -122,7 +122,7 @@ class Simulation:
     def finish_run(self) -> None:
         """Record the usage of active leases."""
         for run in list(self.runs.values()):
-            self.ledger.record_usage(run.job, min(run.starts_at, self.horizon), self.horizon)
+            self.ledger.used += self.horizon - min(run.starts_at, self.horizon)
         for machine in self.machines:
             self.stop_node(machine)
         self.ledger.given_up = Job.objects.filter(state=Job.State.FAILED, cause="infrastructure").count()
@@ -159,7 +159,6 @@ class Simulation:
             machine.is_online = False
             Node.objects.filter(pk=machine.node).update(last_seen=self.clock.now)
             machine.offered_seconds += self.clock.seconds - machine.online_since
-            self.ledger.record_offer(machine.online_since, self.clock.seconds)
 
     def close_window(self, machine: SimulatedNode) -> None:
         """End the machine's window. It loses a lease that it has not handed back."""
@@ -328,7 +327,7 @@ class Simulation:
         del self.runs[run.lease]
         run.machine.lease = None
         self.ledger.ends[why] += 1
-        self.ledger.record_usage(job, min(run.starts_at, now), now)
+        self.ledger.used += now - min(run.starts_at, now)
 
     # --- maintenance --------------------------------------------------------------------------------------------------
 

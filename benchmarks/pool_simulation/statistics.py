@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from benchmarks.pool_simulation.nodes import DAY, HOUR, SimulatedNode
@@ -18,10 +18,8 @@ STARVED = 7 * DAY
 class Ledger:
     """Counters."""
 
-    used: dict[str, float] = field(default_factory=lambda: defaultdict(float))
-    """Seconds of jobs on nodes, by class."""
-    used_by_day: dict[tuple[int, str], float] = field(default_factory=lambda: defaultdict(float))
-    offered_by_day: dict[int, float] = field(default_factory=lambda: defaultdict(float))
+    used: float = 0.0
+    """Seconds of jobs on nodes."""
     lost: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     """Seconds whose work was lost, by reason."""
     ends: dict[str, int] = field(default_factory=lambda: defaultdict(int))
@@ -30,25 +28,6 @@ class Ledger:
     done: int = 0
     failed: int = 0
     given_up: int = 0
-
-    def record_usage(self, job: SimulatedJob, begin: float, end: float) -> None:
-        self.used[job.job_class.name] += end - begin
-        for day, seconds in split_by_day(begin, end):
-            self.used_by_day[day, job.job_class.name] += seconds
-
-    def record_offer(self, begin: float, end: float) -> None:
-        """Record that a machine was online from `begin` to `end`."""
-        for day, seconds in split_by_day(begin, end):
-            self.offered_by_day[day] += seconds
-
-
-def split_by_day(begin: float, end: float) -> Iterable[tuple[int, float]]:
-    """Yield the days that an interval touches, each with its seconds on that day."""
-    while begin < end:
-        day = int(begin // DAY)
-        until = min(end, (day + 1) * DAY)
-        yield day, until - begin
-        begin = until
 
 
 @dataclass(frozen=True)
@@ -73,8 +52,6 @@ class Outcome:
     ends: Mapping[str, int]
     lost_by_reason: Mapping[str, float]
     """Lost hours by reason, as a share of the used hours."""
-    used_by_day: Mapping[str, tuple[float, ...]]
-    """Used share of the offered hours of each day, by class."""
     authors: tuple[tuple[float, float], ...]
     """Hours of an RTX 3090 requested and received by each author, smallest request first."""
     fairness: float
@@ -98,7 +75,7 @@ class Outcome:
 def summarize_outcome(
     ledger: Ledger, machines: Collection[SimulatedNode], jobs: Collection[SimulatedJob], days: float, seed: int
 ) -> Outcome:
-    now, used = days * DAY, sum(ledger.used.values())
+    now, used = days * DAY, ledger.used
     offered = sum(machine.offered_seconds for machine in machines)
     waits = {name: sorted(get_wait_hours(job, now) for job in jobs if job.job_class.name == name) for name in CLASSES}
     authors = sorted(sum_author_hours(jobs))
@@ -116,7 +93,6 @@ def summarize_outcome(
         leases=ledger.leases,
         ends=dict(sorted(ledger.ends.items())),
         lost_by_reason={reason: seconds / used for reason, seconds in sorted(ledger.lost.items())},
-        used_by_day=compute_daily_shares(ledger, math.ceil(days)),
         authors=tuple(authors),
         fairness=compute_jain_index(
             [received / fair for (_, received), fair in zip(authors, compute_fair_shares(authors), strict=True) if fair]
@@ -126,16 +102,6 @@ def summarize_outcome(
 
 def get_wait_hours(job: SimulatedJob, now: float) -> float:
     return (job.wait_seconds if job.wait_seconds is not None else now - job.queued_at) / HOUR
-
-
-def compute_daily_shares(ledger: Ledger, days: int) -> dict[str, tuple[float, ...]]:
-    return {
-        name: tuple(
-            ledger.used_by_day[day, name] / offered if (offered := ledger.offered_by_day[day]) else 0.0
-            for day in range(days)
-        )
-        for name in CLASSES
-    }
 
 
 def compute_quantile(values: Collection[float], share: float) -> float:

@@ -15,14 +15,19 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.swarm import emulated_worker
-from benchmarks.swarm.efficiency_model import LENGTH, LINKS, ROWS
 from benchmarks.swarm.link import Links, LinkShape
 from trainer.data.dataset import prepare_dataset
 from trainer.swarm.config import SwarmConfig
 from trainer.swarm.local_swarm import LocalSwarm
 
 MODULE = "benchmarks.swarm.emulated_worker"
-SLOW_LINKS = {"10 Mbit/s, 50 ms": LinkShape(megabits=10, milliseconds=50)}
+LINKS = {
+    "loopback": LinkShape(),
+    "1 Gbit/s, 5 ms": LinkShape(megabits=1000, milliseconds=5),
+    "100 Mbit/s, 50 ms": LinkShape(megabits=100, milliseconds=50),
+    "10 Mbit/s, 50 ms": LinkShape(megabits=10, milliseconds=50),
+}
+ROWS, LENGTH = 2, 64  # Shape of a micro-batch
 
 
 def build_config(width: int, wire: str, micro_batches: int, vocabulary: int) -> SwarmConfig:
@@ -62,9 +67,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--width", type=int, default=1024, choices=sorted(emulated_worker.ALONE))
     parser.add_argument("--wires", default="fp32,bf16,fp8")
     parser.add_argument("--micro-batches", default="16,64")
-    parser.add_argument("--link", default="100 Mbit/s, 50 ms", choices=LINKS | SLOW_LINKS)
+    parser.add_argument("--link", default="100 Mbit/s, 50 ms", choices=LINKS)
     args = parser.parse_args(argv)
-    shape = (LINKS | SLOW_LINKS)[args.link]
+    shape = LINKS[args.link]
     forward, backward = emulated_worker.get_pass_seconds(args.width)
     update = emulated_worker.UPDATE * emulated_worker.PARAMETERS[args.width]
     with tempfile.TemporaryDirectory() as folder:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from allauth.account.decorators import reauthentication_required
 from django.conf import settings
 from django.contrib.auth import logout
 from django.contrib.auth.decorators import login_required
@@ -62,6 +63,7 @@ def download(request: HttpRequest) -> JsonResponse:
 @require_POST
 @never_cache
 @require_login_from("your-data")
+@reauthentication_required  # by password or code, unless GitHub alone signs the user in
 def delete(request: HttpRequest) -> HttpResponse:
     """Delete the account, if its name was typed."""
     user = get_user(request)

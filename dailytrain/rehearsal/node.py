@@ -25,7 +25,7 @@ from trainer.errors import ExitCode, print_error
 from trainer.node.agent import Agent
 from trainer.node.client import SiteClient
 from trainer.node.gpus import UnreadableGpuReader
-from trainer.node.labels import derive_labels
+from trainer.node.hardware import derive_labels
 from trainer.sandbox import get_driver
 
 COMMAND = "python -m dailytrain.rehearsal.node"

@@ -1,15 +1,15 @@
-"""Admin pages of GitHub's webhooks and the outbox, with actions to process them again."""
+"""Admin pages of the outbox, with an action to process messages again, and of GitHub's installations."""
 
 from __future__ import annotations
 
 from django.contrib import admin, messages
 from django.db.models import QuerySet
 from django.http import HttpRequest
-from django.utils import timezone
 
 from leaderboard import outbox
 from leaderboard.admin.base import get_user
-from leaderboard.models import Delivery, GitHubRepository, Installation, OutboxMessage
+from leaderboard.integrations.github import deliveries
+from leaderboard.models import GitHubRepository, Installation, OutboxMessage
 from leaderboard.notifications import delivery
 from scheduler.admin.base import ReadOnlyAdmin
 from scheduler.models import Event
@@ -24,31 +24,13 @@ class OutboxMessageAdmin(ReadOnlyAdmin):
 
     @admin.action(description="Process again", permissions=["view"])
     def again(self, request: HttpRequest, queryset: QuerySet[OutboxMessage]) -> None:
-        """Queue messages in any state: their handlers are idempotent, but for notices, which are not sent again."""
-        chosen = list(queryset.exclude(kind=delivery.KIND, state=OutboxMessage.State.DONE))
+        """Queue messages in any state: their handlers are idempotent. Notices are not sent again."""
+        chosen = queryset.exclude(kind=delivery.KIND, state=OutboxMessage.State.DONE)
+        chosen = list(chosen.exclude(kind=deliveries.KIND, payload={}))  # deleted after a while
         for message in chosen:
             outbox.enqueue(message.kind, message.key, message.payload)
             Event.record(get_user(request).get_username(), message, f"Queued {message.key} again.")
         messages.info(request, f"Queued again: {len(chosen)}.")
-
-
-@admin.register(Delivery)
-class DeliveryAdmin(ReadOnlyAdmin):
-    list_display = ("received_at", "event", "action", "subject", "state", "attempts", "problem")
-    list_filter = ("state", "event")
-    search_fields = ("guid", "subject", "problem")
-    actions = ("again",)
-
-    @admin.action(description="Process again", permissions=["view"])
-    def again(self, request: HttpRequest, queryset: QuerySet[Delivery]) -> None:
-        """Queue the webhooks whose payload is still stored and that are not waiting already."""
-        deliveries = list(queryset.exclude(payload={}).exclude(state=Delivery.State.NEW))
-        for webhook in deliveries:
-            Event.record(get_user(request).get_username(), webhook, f"Queued {webhook} again.")
-        Delivery.objects.filter(pk__in=[webhook.pk for webhook in deliveries]).update(
-            state=Delivery.State.NEW, attempts=0, problem="", not_before=timezone.now()
-        )
-        messages.info(request, f"Queued again: {len(deliveries)}.")
 
 
 @admin.register(Installation)

@@ -17,8 +17,7 @@ from django.views.decorators.http import require_POST
 
 from leaderboard import runs
 from leaderboard.admin.base import get_user
-from leaderboard.broker import send_task
-from leaderboard.models import Season, SeasonPreparation
+from leaderboard.models import Season
 from leaderboard.publishing import season_datasets
 from leaderboard.schedule import preparations
 from leaderboard.schedule.first_season import SetupError
@@ -62,8 +61,9 @@ class SeasonAdmin(ChangedFieldsAdmin):
 
     def get_readonly_fields(self, request: HttpRequest, obj: Season | None = None) -> tuple[str, ...]:
         """Fix what the dataset follows from once its preparation is requested, unless that ended without one."""
-        active = SeasonPreparation.objects.filter(season=obj, state__in=("queued", "running")) if obj else None
-        is_fixed = obj is not None and (obj.is_prepared or bool(active and active.exists()))
+        preparation = preparations.find_preparation(obj) if obj else None
+        is_requested = preparation is not None and preparation.state in preparations.UNFINISHED
+        is_fixed = obj is not None and (obj.is_prepared or is_requested)
         return (*self.readonly_fields, *(("corpus", "tokenizer", "limit_bytes") if is_fixed else ()))
 
     def has_delete_permission(self, request: HttpRequest, obj: Season | None = None) -> bool:
@@ -110,11 +110,9 @@ class SeasonAdmin(ChangedFieldsAdmin):
             raise PermissionDenied
         season = get_object_or_404(Season, pk=season_id)
         context = get_live_context(season)
-        preparation = context["preparation"]
-        wait = LIVE_SECONDS if preparation and not preparation.is_over else 0
-        parts = ["preparation-progress"] if preparation else []
+        wait = LIVE_SECONDS if context["is_unfinished"] else 0
         page = "admin/leaderboard/season/change_form.html"
-        return render_live(page, parts, context, revision=context["revision"], wait=wait)
+        return render_live(page, ["preparation-progress"], context, revision=context["revision"], wait=wait)
 
     def prepare(self, request: HttpRequest, season_id: int) -> HttpResponse:
         """Request the preparation, which a worker takes up."""
@@ -127,19 +125,16 @@ class SeasonAdmin(ChangedFieldsAdmin):
         folder = form.cleaned_data["evaluation_folder"]
         actor, suite = get_user(request).get_username(), form.cleaned_data["suite"]
         try:
-            preparation = preparations.request_preparation(season, actor, suite, Path(folder) if folder else None)
+            preparations.request_preparation(season, actor, suite, Path(folder) if folder else None)
         except ValidationError as error:
             self.message_user(request, " ".join(error.messages), messages.ERROR)
         except SetupError as error:
             self.message_user(request, str(error), messages.ERROR)
-        else:
-            transaction.on_commit(lambda: send_task("prepare_season", preparation.pk))
         return HttpResponseRedirect(get_address(season))
 
     def cancel(self, request: HttpRequest, season_id: int) -> HttpResponse:
         season = self.get_changeable_season(request, season_id)
-        preparation = get_preparation(season)
-        if preparation is None or not preparations.cancel_preparation(preparation, get_user(request).get_username()):
+        if not preparations.cancel_preparation(season, get_user(request).get_username()):
             self.message_user(request, "There is nothing to cancel: it has ended.", messages.WARNING)
         return HttpResponseRedirect(get_address(season))
 
@@ -150,21 +145,14 @@ class SeasonAdmin(ChangedFieldsAdmin):
         return season
 
 
-def get_preparation(season: Season) -> SeasonPreparation | None:
-    return SeasonPreparation.objects.select_related("season").filter(season=season).first()
-
-
 def get_live_context(season: Season) -> dict[str, Any]:
     """Return the preparation and the revision of the page's part. Buttons change with the state."""
-    preparation = get_preparation(season)
-    working = SeasonPreparation.objects.working().exclude(season=season).select_related("season").first()
-    state = f"{preparation.state}.{preparation.requested_at.timestamp():.0f}" if preparation else "none"
-    is_waiting = preparation is not None and not preparation.is_over and preparation.state == "queued"
+    preparation = preparations.find_preparation(season)
     return {
         "season": season,
         "preparation": preparation,
-        "working": working if is_waiting else None,
-        "revision": f"{state}.{season.active}",
+        "is_unfinished": preparation is not None and preparation.state in preparations.UNFINISHED,
+        "revision": f"{preparation.state}.{preparation.version}.{season.active}" if preparation else f"{season.active}",
     }
 
 

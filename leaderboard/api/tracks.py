@@ -10,7 +10,8 @@ from ninja import Router
 from ninja.decorators import decorate_view
 
 from leaderboard.api.runs import RunWithScores, add_scores
-from leaderboard.models import Run, Track
+from leaderboard.models import Run, Season, Track
+from leaderboard.models.seasons import SeasonDict
 from leaderboard.models.standings import LATEST_COMPUTATION, EstimateDict
 from leaderboard.models.tracks import TrackDict
 from leaderboard.rankings.standings import ResultsDict
@@ -33,6 +34,12 @@ def tracks(request: HttpRequest) -> list[TrackDict]:
 def get_track(request: HttpRequest, slug: str) -> TrackDict:
     """One track and its settings."""
     return get_object_or_404(Track.objects.select_related("season"), slug=slug).to_dict()
+
+
+@router.get("/seasons", response=list[SeasonDict])
+def seasons(request: HttpRequest) -> list[SeasonDict]:
+    """All seasons, latest first. The secret of a season is published when it has ended."""
+    return [season.to_dict() for season in Season.objects.order_by("-started_at")]
 
 
 def board_etag(request: HttpRequest, slug: str) -> str:

@@ -10,7 +10,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from leaderboard import metrics_queries
 from leaderboard.charts import downsampling
-from leaderboard.metrics_queries import StoredPoint
 from leaderboard.models import CurvePoint, Run, Sample
 from leaderboard.sanitize import MAX_INTEGER, sanitize_text
 
@@ -129,7 +128,7 @@ def update_levels(run: Run, series: str, fresh: Mapping[int, PointLine]) -> dict
         curve = CurvePoint.objects.filter(run=run, series=series).order_by("-step")
         last = curve.values_list("step", flat=True).first()
         stored = metrics_queries.load_changeable_points(run, series, last) if last is not None else {}
-    points: dict[int, PointLine | StoredPoint] = {**stored, **fresh}
+    points: dict[int, PointLine | CurvePoint] = {**stored, **fresh}
     if not points:
         return {}
     steps = sorted(points)

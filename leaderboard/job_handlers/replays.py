@@ -211,7 +211,7 @@ def apply_comparison(replay: Replay, found: protocol.ReplayResult, node_name: st
     if is_valid:
         trust.mark_scored(replay.run)
     else:
-        trust.transition_trust(replay.run, Run.Trust.DISPUTED, actor=actor, sentence=f"Disputed: {message}")
+        trust.apply_trust_event(replay.run, trust.TrustEvent.DISPUTE, actor=actor, message=f"Disputed: {message}")
 
 
 def find_responsible_node(replay: Replay, state: Replay.State, step: int) -> Node | None:

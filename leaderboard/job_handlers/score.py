@@ -38,6 +38,7 @@ def build_score_order(run: Run, manifest: dict[str, Any], suite: Sequence[str]) 
         checkpoint=protocol.Checkpoint.model_validate(manifest),
         graph=graphs.build_order_files(run.graph),
         limit_tokens=run.season.test_tokens,
+        test_secret=run.season.test_secret or None,
         reference=find_reference_losses(run),
         suite=tuple(suite),
         suite_files=run.season.get_evaluation_files(suite) or None,
@@ -56,7 +57,13 @@ def find_reference_losses(run: Run) -> protocol.FileRef | None:
 # --- runs -------------------------------------------------------------------------------------------------------------
 
 
-class RunScoreHandler(JobKind):
+class ScoreHandler(JobKind):
+    """Jobs of kind `score`: those of runs here, those of releases by `ReleaseScoreHandler`."""
+
+    @classmethod
+    def for_job(cls, job: Job) -> JobKind:
+        return ReleaseScoreHandler() if Publication.objects.filter(score_job=job).exists() else cls()
+
     def find_read_checkpoint(self, job: Job) -> Checkpoint | None:
         return Run.objects.select_related("checkpoint").get(score_job=job).checkpoint
 
@@ -97,7 +104,7 @@ class RunScoreHandler(JobKind):
         mark_run_cancelled(Run.objects.get(score_job=job), reason)
 
     def describe_jobs(self, jobs: Sequence[Job]) -> dict[int, JobSummary]:
-        return {
+        return describe_releases(jobs) | {
             run.score_job_id: JobSummary(f"Scoring of {run.entry.title}", run.get_absolute_url(), describe_outcome(run))
             for run in Run.objects.filter(score_job__in=jobs).select_related("entry")
             if run.score_job_id is not None
@@ -173,14 +180,17 @@ class ReleaseScoreHandler(JobKind):
     def handle_cancellation(self, job: Job, reason: str) -> None:
         record_event(get_publication(job), SITE_ACTOR, f"is not scored: {sanitize_text(reason, 300)}")
 
-    def describe_jobs(self, jobs: Sequence[Job]) -> dict[int, JobSummary]:
-        summaries = {}
-        for publication in Publication.objects.filter(score_job__in=jobs).select_related("run__entry"):
-            run, bits = publication.run, publication.bits_per_byte
-            outcome = "unfinished or without a result" if bits is None else f"{bits:.4f} bits per byte"
-            title = f"Scoring of {run.entry.title}, {publication.name}"
-            summaries[publication.score_job_id or 0] = JobSummary(title, run.get_absolute_url(), outcome)
-        return summaries
+    describe_jobs = ScoreHandler.describe_jobs
+
+
+def describe_releases(jobs: Sequence[Job]) -> dict[int, JobSummary]:
+    summaries = {}
+    for publication in Publication.objects.filter(score_job__in=jobs).select_related("run__entry"):
+        run, bits = publication.run, publication.bits_per_byte
+        outcome = "unfinished or without a result" if bits is None else f"{bits:.4f} bits per byte"
+        title = f"Scoring of {run.entry.title}, {publication.name}"
+        summaries[publication.score_job_id or 0] = JobSummary(title, run.get_absolute_url(), outcome)
+    return summaries
 
 
 def get_publication(job: Job) -> Publication:
@@ -189,36 +199,3 @@ def get_publication(job: Job) -> Publication:
 
 def record_event(publication: Publication, actor: str, message: str) -> None:
     Event.record(actor, publication.run, f"Release {publication.name} {message}")
-
-
-# --- both -------------------------------------------------------------------------------------------------------------
-
-
-def get_handler(job: Job) -> JobKind:
-    return ReleaseScoreHandler() if Publication.objects.filter(score_job=job).exists() else RunScoreHandler()
-
-
-class ScoreHandler(JobKind):
-    def find_read_checkpoint(self, job: Job) -> Checkpoint | None:
-        return get_handler(job).find_read_checkpoint(job)
-
-    def build_order(self, job: Job, resume: protocol.Checkpoint | None) -> protocol.Order:
-        return get_handler(job).build_order(job, resume)
-
-    def handle_lease(self, job: Job, lease: Lease) -> None:
-        get_handler(job).handle_lease(job, lease)
-
-    def handle_requeue(self, job: Job, reason: str) -> None:
-        get_handler(job).handle_requeue(job, reason)
-
-    def handle_done(self, job: Job, result: dict[str, Any]) -> None:
-        get_handler(job).handle_done(job, result)
-
-    def handle_failure(self, job: Job, cause: protocol.Cause, reason: str) -> None:
-        get_handler(job).handle_failure(job, cause, reason)
-
-    def handle_cancellation(self, job: Job, reason: str) -> None:
-        get_handler(job).handle_cancellation(job, reason)
-
-    def describe_jobs(self, jobs: Sequence[Job]) -> dict[int, JobSummary]:
-        return {**RunScoreHandler().describe_jobs(jobs), **ReleaseScoreHandler().describe_jobs(jobs)}

@@ -252,7 +252,7 @@ class SwarmHandler(TrainHandler):
 
 
 class SeatHandler(JobKind):
-    """Jobs of kind `seat`. A lost seat is cancelled, and another one is queued."""
+    """Jobs of kind `seat`. A lost seat fails, one that is handed back is cancelled; then another one is queued."""
 
     def build_order(self, job: Job, resume: protocol.Checkpoint | None) -> protocol.WorkerOrder:
         seat = Seat.objects.select_related("swarm__run__entry", "swarm__run__track").get(job=job)

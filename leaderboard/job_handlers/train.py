@@ -45,11 +45,10 @@ def get_temperature(health: dict[str, Any] | None) -> float | None:
 
 
 def find_final_checkpoint(job: Job, result: dict[str, Any]) -> Checkpoint | None:
-    """Return the checkpoint of the last step that the result names, else the newest one."""
-    checkpoints = job.checkpoints.resumable()
-    last = checkpoints.last()
-    step = result.get("step", last.step if last else None)
-    return checkpoints.filter(step=step).first() if isinstance(step, int) else None
+    """Return the newest checkpoint, even if the result names an earlier step; None if it names a later one."""
+    last = job.checkpoints.resumable().last()
+    step = result.get("step", 0)
+    return last if last is not None and isinstance(step, int) and step <= last.step else None
 
 
 def describe_outcome(run: Run) -> str:
@@ -125,7 +124,7 @@ class TrainHandler(JobKind):
         score_job = runs.build_score_job(run)
         apply_event(run, RunEvent.TRAIN, actor=SITE_ACTOR, message=message, score_job=score_job, **fields)
         if problem := charged_time.find_uncharged_time(run):
-            trust.transition_trust(run, Run.Trust.DISPUTED, actor=SITE_ACTOR, sentence=problem)
+            trust.apply_trust_event(run, trust.TrustEvent.DISPUTE, actor=SITE_ACTOR, message=problem)
         replays.draw_replay(run)
 
     def handle_failure(self, job: Job, cause: protocol.Cause, reason: str) -> None:

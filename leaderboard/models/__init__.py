@@ -5,13 +5,12 @@ from leaderboard.models.confirmations import Confirmation
 from leaderboard.models.curves import CurvePoint, Sample, Score
 from leaderboard.models.entries import Entry
 from leaderboard.models.generations import Generation
-from leaderboard.models.github import Delivery, GitHubRepository, Installation, PullRequest
+from leaderboard.models.github import GitHubRepository, Installation, PullRequest
 from leaderboard.models.graphs import TracedGraph
 from leaderboard.models.hours import TrackHours
 from leaderboard.models.nights import Month, Night
 from leaderboard.models.notebooks import NotebookPart
 from leaderboard.models.outbox import OutboxMessage
-from leaderboard.models.preparations import SeasonPreparation
 from leaderboard.models.publications import Publication
 from leaderboard.models.replays import Replay
 from leaderboard.models.runs import Run
@@ -27,7 +26,6 @@ __all__ = [
     "Bounty",
     "Confirmation",
     "CurvePoint",
-    "Delivery",
     "Entry",
     "Generation",
     "GitHubRepository",
@@ -44,7 +42,6 @@ __all__ = [
     "Score",
     "Season",
     "SeasonFile",
-    "SeasonPreparation",
     "Seat",
     "Standing",
     "StandingsTable",

@@ -1,57 +1,9 @@
-"""Webhook deliveries, installations and pull requests of GitHub."""
+"""Installations, repositories and pull requests of GitHub."""
 
 from __future__ import annotations
 
 from django.db import models
 from django.utils import timezone
-
-
-class DeliveryQuerySet(models.QuerySet["Delivery"]):
-    def due(self) -> DeliveryQuerySet:
-        """Return deliveries to process now, in order of arrival."""
-        now = timezone.now()
-        free = models.Q(claimed_until=None) | models.Q(claimed_until__lt=now)
-        return self.filter(free, state=Delivery.State.NEW, not_before__lte=now).order_by("pk")
-
-
-class Delivery(models.Model):
-    """A webhook delivery as received. Its unique id and digest make replays harmless."""
-
-    class State(models.TextChoices):
-        NEW = "new"
-        DONE = "done"
-        IGNORED = "ignored"  # an event, or a repository, that means nothing to us
-        FAILED = "failed"
-
-    guid = models.CharField(max_length=64, unique=True, help_text="X-GitHub-Delivery.")
-    event = models.CharField(max_length=60)
-    action = models.CharField(max_length=60, blank=True)
-    digest = models.CharField(  # noqa: DJ001  older rows have none
-        max_length=64, unique=True, null=True, help_text="SHA-256 of the body: detects a replay under another id."
-    )
-    subject = models.CharField(
-        max_length=220,
-        blank=True,
-        help_text="Subject, for example `owner/name#7`. Deliveries of one subject are processed in order.",
-    )
-    payload = models.JSONField()
-    state = models.CharField(max_length=8, choices=State.choices, default=State.NEW, db_index=True)
-    attempts = models.IntegerField(default=0)
-    not_before = models.DateTimeField(default=timezone.now)
-    claimed_until = models.DateTimeField(null=True, blank=True)
-    problem = models.CharField(max_length=500, blank=True)
-    received_at = models.DateTimeField(default=timezone.now)
-    done_at = models.DateTimeField(null=True, blank=True)
-
-    objects = DeliveryQuerySet.as_manager()
-
-    class Meta:
-        verbose_name_plural = "deliveries"
-        ordering = ["-received_at", "-pk"]
-        indexes = [models.Index(fields=["subject", "state"], name="leaderboard_subject_deliv_idx")]
-
-    def __str__(self) -> str:
-        return f"{self.event}.{self.action} {self.guid}"
 
 
 class Installation(models.Model):

@@ -128,6 +128,7 @@ class RunQuerySet(models.QuerySet["Run"]):
             | Q(trust__in=excluded_trust)
             | Q(track__is_traced=True, graph=None)
             | Q(checks__look_ahead__is_beyond_rounding=True)
+            | Q(passes_differ=True)
         )
         has_failed = Q(state__in=[Run.State.FAILED, Run.State.CANCELLED])
         return self.filter(has_failed | Q(is_excluded, state=Run.State.FINISHED))
@@ -258,6 +259,11 @@ class Run(models.Model):
     train_seconds = models.FloatField(null=True, blank=True)
     scoring_flops_per_token = models.FloatField(null=True, blank=True)
     checks = models.JSONField(default=dict, blank=True, help_text="Look-ahead correction and untrained score.")
+    passes_differ = models.BooleanField(
+        default=False,
+        db_default=False,
+        help_text="Whether its training graph predicts otherwise than its evaluation graph, beyond random numbers.",
+    )
     suite_seconds = models.JSONField(
         default=dict, blank=True, help_text="Seconds that the scorer spent on each benchmark task."
     )

@@ -1,7 +1,13 @@
-"""Seasons: what is frozen so that results compare, and the files of their datasets."""
+"""Seasons: what is frozen so that results compare, and the files of their datasets.
+
+A season's test text is drawn with its secret from the test split, the documents that training never gets. Trusted nodes
+get the secret with a score's order; it is published when the season has ended (`leaderboard.publishing.test_secrets`).
+"""
 
 from __future__ import annotations
 
+import hashlib
+import secrets
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,20 +15,41 @@ from django.core.exceptions import ValidationError
 from django.core.validators import MaxValueValidator, MinValueValidator
 from django.db import models
 from django.utils import timezone
+from typing_extensions import TypedDict
 
+from leaderboard.models.dicts import build_dict
 from leaderboard.models.field_checks import check_field, is_number
 from leaderboard.recomputation import request_recomputation
 from scheduler.models import Blob
 from trainer import protocol
 from trainer.data.corpora import find_corpus
 from trainer.data.tokenizer_names import check_tokenizer_name
+from trainer.graph.files import MAX_CONSTANT_BYTES
 from trainer.scoring import benchmark_tasks
 
 MANIFEST, TOKENIZER = "manifest.json", "tokenizer.json"
 """Files of a dataset."""
 TEST_TOKENS = 2_000_000
 """The test split is 1 % of the text without a limit: 120 million tokens in a season of 12 billion."""
+MIN_RESERVED_TOKENS = 20_000_000
+"""Smallest test split that an entry cannot know: 8,000 bytes hold pairs of context and token for 0.01 % of it."""
 CAPS = ("parameters", "stored_bytes", "constant_bytes", "source_bytes", "scoring_flops")
+
+
+class SeasonDict(TypedDict):
+    """What its runs are trained and scored on."""
+
+    name: str
+    started_at: str
+    corpus: str
+    tokenizer: str
+    limit_bytes: int | None
+    dataset_hash: str
+    test_tokens: int  # scored, at most
+    reserved_tokens: int | None  # of the test split, from which they are drawn
+    has_open_test: bool  # whether an entry could know a part of the test text that matters
+    commitment: str  # SHA-256 of the secret; empty: the draw is public
+    secret: str  # draws the scored sample (`dailytrain draw`); empty until the season has ended
 
 
 class SeasonQuerySet(models.QuerySet["Season"]):
@@ -33,7 +60,12 @@ class SeasonQuerySet(models.QuerySet["Season"]):
 
 def build_caps() -> dict[str, float]:
     """Return the caps of a new season."""
-    return {"constant_bytes": 64_000, "source_bytes": 20_000, "scoring_flops": 4}
+    return {"constant_bytes": MAX_CONSTANT_BYTES, "source_bytes": 20_000, "scoring_flops": 4}
+
+
+def draw_secret() -> str:
+    """Return the secret of a new season."""
+    return secrets.token_hex(32)
 
 
 class Season(models.Model):
@@ -60,6 +92,17 @@ class Season(models.Model):
         validators=[MinValueValidator(1), MaxValueValidator(2**31 - 1)],
         help_text="Tokens of the test split that are scored, a fixed uniform sample of its documents. Fixed from the "
         "first score on, since scores of different samples do not compare.",
+    )
+    test_secret = models.CharField(
+        max_length=64,
+        blank=True,
+        default=draw_secret,
+        editable=False,
+        help_text="Draws the scored sample from the test split. Empty: a season of before, whose order is public.",
+    )
+    secret_published_at = models.DateTimeField(null=True, blank=True, editable=False)
+    reserved_tokens = models.BigIntegerField(
+        null=True, blank=True, editable=False, help_text="Tokens of the test split; null until it is prepared."
     )
     baseline = models.ForeignKey(
         "Entry", null=True, blank=True, on_delete=models.PROTECT, related_name="+", help_text="A pinned commit."
@@ -97,9 +140,29 @@ class Season(models.Model):
         return bool(self.dataset_hash)
 
     @property
+    def commitment(self) -> str:
+        """SHA-256 of the secret, public from the first day; empty without a secret."""
+        return hashlib.sha256(bytes.fromhex(self.test_secret)).hexdigest() if self.test_secret else ""
+
+    @property
+    def published_secret(self) -> str:
+        """The secret, once the season has ended."""
+        return self.test_secret if self.secret_published_at else ""
+
+    @property
+    def has_open_test(self) -> bool:
+        """Whether an entry could know a part of the test text that matters."""
+        return not self.test_secret or (self.reserved_tokens or 0) < MIN_RESERVED_TOKENS
+
+    @property
     def is_stored(self) -> bool:
         """Whether nodes can download the dataset. Its manifest is stored last."""
         return self.files.filter(kind=SeasonFile.Kind.DATASET, path=MANIFEST).exists()
+
+    def to_dict(self) -> SeasonDict:
+        computed = {name: getattr(self, name) for name in ("reserved_tokens", "has_open_test", "commitment")}
+        started_at = self.started_at.isoformat()
+        return build_dict(self, SeasonDict, **computed, started_at=started_at, secret=self.published_secret)
 
     def shares_tokenizer(self, other: Season) -> bool:
         """Whether both have the same tokens. One of a kind is trained on each corpus, so the stored files decide."""

@@ -250,6 +250,14 @@ class Track(models.Model):
 
     class Meta:
         ordering = ["position", "slug"]
+        constraints = [
+            models.UniqueConstraint(
+                fields=["is_default"],
+                condition=models.Q(is_default=True),
+                name="one_default_track",
+                violation_error_message="Another track is the default. Clear its mark first.",
+            )
+        ]
 
     def __str__(self) -> str:
         return self.name
@@ -270,6 +278,8 @@ class Track(models.Model):
     def clean(self) -> None:
         """Reject what every run of this track would fail on."""
         try:
+            if self.season.published_secret:
+                raise ValueError(f"season: {self.season} has ended, and its test text is public")
             Budget.parse(self.budget)
             self.training_limits()
             self.upload_limits()

@@ -33,7 +33,7 @@ ALERTS = (
     Alert("NodesFail", "nodes_failing", 0, 60, "Read below why each fails. Tell its owner, or mend it."),
     Alert("QueueWaits", "queue_oldest_seconds", 7 * 24 * HOUR, 60, "Find what the oldest job of this kind waits for."),
     Alert("LeasesLost", "leases_lost_day", 20, 10, "Open the nodes that lose leases, and pause those that do."),
-    Alert("WebhooksLate", "webhook_lag_seconds", 10 * MINUTE, 5, "Read the worker's log; open the deliveries."),
+    Alert("WebhooksLate", "webhook_lag_seconds", 10 * MINUTE, 5, "Read the worker's log; open the outbox."),
     Alert("OutboxLate", "outbox_lag_seconds", 30 * MINUTE, 5, "Read the worker's log; open the outbox."),
     Alert(
         "OutboxFailed",

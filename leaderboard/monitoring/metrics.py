@@ -16,7 +16,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from leaderboard.models import Delivery, OutboxMessage, Run, Track
+from leaderboard.integrations.github import deliveries
+from leaderboard.models import OutboxMessage, Run, Track
 from leaderboard.schedule.calendar import list_next_nightlies, list_recent_nights, list_upcoming
 from leaderboard.schedule.night_checks import get_last_beat, list_failing_checks
 from scheduler.models import Job, Lease, Node
@@ -123,7 +124,8 @@ def measure_beat_age(now: datetime) -> float:
 def collect_background_work(now: datetime) -> Iterator[GaugeMetricFamily]:
     meaning = "Since Celery beat last started a task; infinite before the first."
     yield build_gauge("beat_age_seconds", meaning, measure_beat_age(now))
-    delivered = Delivery.objects.filter(state=Delivery.State.NEW).aggregate(since=Min("received_at"))["since"]
+    unfinished = OutboxMessage.objects.filter(state__in=(OutboxMessage.State.PENDING, OutboxMessage.State.CLAIMED))
+    delivered = unfinished.filter(kind=deliveries.KIND).aggregate(since=Min("created_at"))["since"]
     yield build_gauge(
         "webhook_lag_seconds", "Age of the oldest webhook of GitHub not yet handled.", compute_age(now, delivered) or 0
     )

@@ -134,7 +134,8 @@ def build_card(season: Season, name: str, manifest: dict[str, Any]) -> str:
     )
     layout = (
         "The files of train and dev are little-endian unsigned integers of 16 bits, or of 32 where the vocabulary "
-        "needs them; each document follows an end-of-text token. The test split is not published: scores read it."
+        "needs them; each document follows an end-of-text token. The test split is not published here: scores read a "
+        "sample of it, which a secret draws until the season ends."
     )
     table = "\n".join(["| split | documents | tokens | bytes of text |", "|---|---:|---:|---:|", *rows])
     title = f"# {escape_markdown(season.name)}, tokenized"

@@ -25,6 +25,7 @@ from leaderboard.models.standings import get_entry_name
 from leaderboard.rankings import bounties, trust
 from leaderboard.rankings.eligible_runs import ScoredRun
 from leaderboard.rankings.standings import TrackStandings, load_scored_runs, rank_entries
+from leaderboard.rankings.trust import TrustEvent
 from leaderboard.recomputation import request_recomputation
 from leaderboard.run_states import RunError
 from scheduler.models import SITE_ACTOR, Event
@@ -172,11 +173,11 @@ def conclude_confirmation(entry: Entry) -> None:
         if worse > ladder.quantile(AGREEMENT):
             sentence = f"Disputed: the confirmation on unrelated nodes came out {worse:.1f} standard errors worse."
             if store_decision(entry, Outcome.WORSE, worse):
-                set_trust(get_first_runs(entry), Run.Trust.DISPUTED, sentence)
+                apply_where_possible(get_first_runs(entry), TrustEvent.DISPUTE, sentence)
         elif would_be_record(standings, entry.pk, record):
             mark_record(entry, confirming, record)
         elif store_decision(entry, Outcome.REPLICATED):
-            set_trust(get_full_budget_runs(entry), Run.Trust.REPLICATED, REPLICATED)
+            apply_where_possible(get_full_budget_runs(entry), TrustEvent.REPLICATE, REPLICATED)
 
 
 def measure_excess_loss(ladder: Ladder, first: Sequence[ScoredRun], second: Sequence[ScoredRun]) -> float:
@@ -211,9 +212,9 @@ def mark_record(entry: Entry, confirming: Sequence[Run], former: int | None) -> 
         return
     if former not in (None, entry.pk):
         former_runs = Run.objects.filter(entry=former, trust=Run.Trust.RECORD)
-        set_trust(former_runs, Run.Trust.REPLICATED, f"The record went to {entry.title}.")
-    set_trust(get_first_runs(entry), Run.Trust.REPLICATED, REPLICATED)
-    set_trust(confirming, Run.Trust.RECORD, "A record.")
+        apply_where_possible(former_runs, TrustEvent.REPLICATE, f"The record went to {entry.title}.")
+    apply_where_possible(get_first_runs(entry), TrustEvent.REPLICATE, REPLICATED)
+    apply_where_possible(confirming, TrustEvent.RECORD, "A record.")
     bounties.claim_bounties(entry)
 
 
@@ -225,6 +226,8 @@ def get_first_runs(entry: Entry) -> QuerySet[Run]:
     return get_full_budget_runs(entry).exclude(purpose=Run.Purpose.CONFIRMATION)
 
 
-def set_trust(found: Iterable[Run], to: Run.Trust, sentence: str) -> None:
-    for run in found:
-        trust.transition_trust(run, to, actor=SITE_ACTOR, sentence=sentence)
+def apply_where_possible(runs: Iterable[Run], event: TrustEvent, message: str) -> None:
+    """Apply an event to those of the runs whose trust allows it."""
+    for run in runs:
+        if run.trust in trust.TRUST_TRANSITIONS[event][0]:
+            trust.apply_trust_event(run, event, actor=SITE_ACTOR, message=message)

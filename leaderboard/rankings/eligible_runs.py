@@ -18,6 +18,7 @@ from trainer.scoring.multiplier import Axis
 EXCLUDED_TRUST = {Run.Trust.PROVISIONAL: "Nothing vouches for its node yet.", Run.Trust.DISPUTED: "It is disputed."}
 """Trust of runs that are shown and not compared, and why."""
 NO_GRAPH = "It was not trained from a graph, and this track compares graphs only."
+PASSES_DIFFER = "A run of its entry predicts otherwise by its training graph than by its evaluation graph."
 READS_AHEAD = "A run of its entry reads later tokens: the score's correction for them is beyond rounding."
 
 
@@ -49,6 +50,8 @@ class ScoredRun:
     """Of the correction for later tokens in `bits_per_byte`."""
     reads_ahead: bool | None = None
     """Whether that correction is beyond rounding."""
+    passes_differ: bool = False
+    """Whether its training graph predicts otherwise than the scored one."""
     average: float | None = None
     """Over the track's lm-eval tasks, from 0 (chance) to 1 (all correct)."""
     broke_record: bool = False
@@ -87,6 +90,7 @@ RUN_COLUMNS: dict[str, str] = {
     "tokens": "tokens",
     "look_ahead_stderr": "checks__look_ahead__stderr_bits_per_byte",
     "reads_ahead": "checks__look_ahead__is_beyond_rounding",
+    "passes_differ": "passes_differ",
     "average": "overall__value",
     "flops": "train_flops",
     "seconds": "train_seconds",
@@ -140,11 +144,14 @@ def select_eligible_runs(
     """Return the runs that count, by entry, budget and seed, and those that do not, with the reason.
 
     An entry with all its confirmation runs is judged by those alone, since the first runs are why it was chosen. One
-    that reads later tokens in any run has no place: it could choose the noise of its score.
+    that reads later tokens in any run has no place: it could choose the noise of its score. Nor has one that is scored
+    by another model than the one that was trained.
     """
     runs = sorted(runs, key=lambda run: (run.entry, run.budget, run.seed, run.run))
     confirming = Counter(run.entry for run in runs if is_confirmation(run) and run.entry != baseline)
-    reading_ahead = {run.entry for run in runs if run.reads_ahead and run.entry != baseline}
+    others = [run for run in runs if run.entry != baseline]
+    reading_ahead = {run.entry for run in others if run.reads_ahead}
+    differing = {run.entry for run in others if run.passes_differ}
     counted, left_out = [], []
     for run in runs:
         if run.purpose == Run.Purpose.MONTHLY:
@@ -153,6 +160,8 @@ def select_eligible_runs(
             left_out.append((run, NO_GRAPH))
         elif run.entry in reading_ahead:
             left_out.append((run, READS_AHEAD))
+        elif run.entry in differing:
+            left_out.append((run, PASSES_DIFFER))
         elif run.trust in EXCLUDED_TRUST:
             left_out.append((run, EXCLUDED_TRUST[Run.Trust(run.trust)]))
         elif confirming[run.entry] >= confirmations and not is_confirmation(run):

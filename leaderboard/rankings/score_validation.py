@@ -43,6 +43,12 @@ class Verdict(BaseModel):
     suite_missing: list[str] = []
     suite_seconds: dict[str, Finite] = {}
 
+    @property
+    def passes_differ(self) -> bool:
+        """Whether the graph of training predicts otherwise than that of evaluation, beyond random numbers."""
+        training = self.checks.get("training")
+        return isinstance(training, dict) and training.get("is_beyond_noise") is True
+
     def run_fields(self) -> dict[str, Any]:
         return {
             "bits_per_byte": self.bits_per_byte,
@@ -50,6 +56,7 @@ class Verdict(BaseModel):
             "parameters": self.parameters,
             "parameters_embedding": self.parameters_embedding,
             "checks": sanitize_json(self.checks),
+            "passes_differ": self.passes_differ,
             "scoring_flops_per_token": self.scoring_flops_per_token,
             "suite_seconds": {
                 sanitize_text(name, 100): self.suite_seconds[name] for name in list(self.suite_seconds)[:100]

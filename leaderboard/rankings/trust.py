@@ -13,43 +13,51 @@ All changes are conditional UPDATEs with an event; only a maintainer ends `dispu
 from __future__ import annotations
 
 from django.db import transaction
-from django.db.models import F, QuerySet
+from django.db.models import F, QuerySet, TextChoices
 
 from leaderboard.models import Replay, Run
 from leaderboard.recomputation import request_recomputation
 from scheduler import node_vetting
 from scheduler.models import SITE_ACTOR, Event, Job, Node
+from scheduler.transitions import StateError
 
 RELIABLE = (Run.Trust.SCORED, Run.Trust.REPLICATED, Run.Trust.RECORD)
 """Trust of runs that multipliers are computed from."""
-REACHED_FROM = {
-    Run.Trust.SCORED: (Run.Trust.PROVISIONAL,),
-    Run.Trust.REPLICATED: (Run.Trust.SCORED, Run.Trust.RECORD),
-    Run.Trust.RECORD: (Run.Trust.SCORED, Run.Trust.REPLICATED),
-    Run.Trust.DISPUTED: (Run.Trust.PROVISIONAL, *RELIABLE),
+
+
+class TrustEvent(TextChoices):
+    RELY = "rely", "its training can be relied on"
+    REPLICATE = "replicate", "its confirmation agrees, or another entry takes the record"
+    RECORD = "record", "it confirms a record"
+    DISPUTE = "dispute", "a replay or the confirmation contradicts it"
+    SETTLE = "settle", "a maintainer settles the dispute"
+
+
+TRUST_TRANSITIONS = {
+    TrustEvent.RELY: ((Run.Trust.PROVISIONAL,), Run.Trust.SCORED),
+    TrustEvent.REPLICATE: ((Run.Trust.SCORED, Run.Trust.RECORD), Run.Trust.REPLICATED),
+    TrustEvent.RECORD: ((Run.Trust.SCORED, Run.Trust.REPLICATED), Run.Trust.RECORD),
+    TrustEvent.DISPUTE: (tuple(Run.Trust), Run.Trust.DISPUTED),
+    TrustEvent.SETTLE: ((Run.Trust.DISPUTED,), Run.Trust.SCORED),
 }
 
 
-def transition_trust(run: Run, to: Run.Trust, *, actor: str, sentence: str) -> bool:
-    """Change a run's trust if the transition is allowed; return whether this call did."""
-    return change_trust(run, to, REACHED_FROM[to], actor, sentence)
-
-
-def settle_dispute(run: Run, actor: str) -> bool:
-    return change_trust(
-        run, Run.Trust.SCORED, (Run.Trust.DISPUTED,), actor, "The dispute is settled: the result counts again."
-    )
-
-
 @transaction.atomic
-def change_trust(run: Run, to: Run.Trust, since: tuple[Run.Trust, ...], actor: str, sentence: str) -> bool:
-    moved = Run.objects.filter(pk=run.pk, trust__in=since).update(trust=to, revision=F("revision") + 1)
+def apply_trust_event(run: Run, event: TrustEvent, *, actor: str, message: str) -> None:
+    """Change a run's trust by an event and record the message. Raises StateError where its trust does not allow it."""
+    since, to = TRUST_TRANSITIONS[event]
+    if not Run.objects.filter(pk=run.pk, trust__in=since).update(trust=to, revision=F("revision") + 1):
+        run.refresh_from_db(fields=["trust"])
+        raise StateError(f"The result of run {run.pk} is {run.trust}. So this is not possible: {event.label}.")
     run.refresh_from_db(fields=["trust", "revision"])
-    if moved:
-        request_recomputation(run.track_id)
-    if moved and sentence:
-        Event.record(actor, run, sentence)
-    return moved == 1
+    request_recomputation(run.track_id)
+    if message:
+        Event.record(actor, run, message)
+
+
+def settle_dispute(run: Run, actor: str) -> None:
+    message = "The dispute is settled: the result counts again."
+    apply_trust_event(run, TrustEvent.SETTLE, actor=actor, message=message)
 
 
 # --- provisional or scored -------------------------------------------------------------------------------------------
@@ -76,7 +84,8 @@ def mark_scored(run: Run) -> bool:
     if run.state != Run.State.FINISHED or run.trust != Run.Trust.PROVISIONAL:
         return False
     if is_proven(run):
-        return change_trust(run, Run.Trust.SCORED, REACHED_FROM[Run.Trust.SCORED], SITE_ACTOR, "")
+        apply_trust_event(run, TrustEvent.RELY, actor=SITE_ACTOR, message="")
+        return True
     Event.record(
         SITE_ACTOR, run, f"Provisional: {run.node_name} is new, so it counts when a stretch of it was replayed."
     )

@@ -91,7 +91,7 @@ def prepare_season(season: Season, *, show_progress: bool = True, progress: Prep
         runs.queue_waiting(season)
         return False
     progress = progress or PreparationProgress()
-    dataset_hash, vocabulary_size, folder = build_dataset(season, show_progress, progress)
+    dataset_hash, vocabulary_size, reserved_tokens, folder = build_dataset(season, show_progress, progress)
     if season.dataset_hash and dataset_hash != season.dataset_hash:
         raise SetupError(
             f"{season.corpus} gives dataset {dataset_hash[:12]} here, but {season} is pinned to "
@@ -101,7 +101,9 @@ def prepare_season(season: Season, *, show_progress: bool = True, progress: Prep
     store_dataset(season, folder, progress)
     with transaction.atomic():
         unpinned = Season.objects.filter(pk=season.pk, dataset_hash="")
-        pinned = unpinned.update(dataset_hash=dataset_hash, vocabulary_size=vocabulary_size)
+        pinned = unpinned.update(
+            dataset_hash=dataset_hash, vocabulary_size=vocabulary_size, reserved_tokens=reserved_tokens
+        )
         season.refresh_from_db()
         if pinned:
             Event.record(SITE_ACTOR, season, f"Dataset prepared and pinned: {dataset_hash[:12]}.")
@@ -128,8 +130,8 @@ def store_dataset(season: Season, folder: Path, progress: PreparationProgress) -
         progress.update(done)
 
 
-def build_dataset(season: Season, show_progress: bool, progress: PreparationProgress) -> tuple[str, int, Path]:
-    """Return hash, vocabulary size and folder of the season's dataset.
+def build_dataset(season: Season, show_progress: bool, progress: PreparationProgress) -> tuple[str, int, int, Path]:
+    """Return hash, vocabulary size, tokens of the test split and folder of the season's dataset.
 
     The subprocess keeps tokenizers out of the site. It may take hours, and continues where an earlier one ended.
     """
@@ -152,7 +154,8 @@ def build_dataset(season: Season, show_progress: bool, progress: PreparationProg
         raise SetupError(lines[-1] if lines else f"The dataset of {season} could not be prepared (see above).")
     dataset_hash = str(dataset["hash"])
     assert re.fullmatch("[0-9a-f]{64}", dataset_hash), dataset_hash
-    return dataset_hash, int(dataset["vocabulary_size"]), Path(dataset["path"])
+    reserved_tokens = int(dataset["splits"]["test"]["tokens"])
+    return dataset_hash, int(dataset["vocabulary_size"]), reserved_tokens, Path(dataset["path"])
 
 
 def follow_preparation(process: subprocess.Popen[str], progress: PreparationProgress) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from django_celery_beat.models import PeriodicTask
 from kombu.exceptions import OperationalError
 
 from leaderboard.models import Entry, SeasonFile, Track
-from leaderboard.schedule import calendar, nightly, site_forecast
+from leaderboard.schedule import calendar, ladder, nightly
 from leaderboard.schedule.planned_night import PlannedNight
 from leaderboard.schedule.scorers import list_scorer_times
 from scheduler import estimates, node_slots
@@ -31,6 +31,7 @@ from scheduler.models import Node
 BEAT_SILENCE = timedelta(minutes=10)
 """Beat writes the times of its tasks every three minutes."""
 PING_SECONDS = 1.0
+MAX_LADDER_DAYS = 90
 
 
 class CheckState(StrEnum):
@@ -181,12 +182,18 @@ def get_lent_seconds(node: Node, at: datetime) -> float:
     return min(math.inf if left is None else left, math.inf if node.max_hours is None else node.max_hours * 3600)
 
 
-def check_forecast(night: PlannedNight) -> Finding:
-    """Forecast the nights and the ladder of the next months on the cards that are online."""
-    if not night.trainers:
-        return UNKNOWN, "No fitting node is online."
-    goes_well, found = site_forecast.describe_forecast(night)
-    return OK if goes_well else MISSING, found
+def check_ladder_time(night: PlannedNight) -> Finding:
+    """Compare what the ladder lacks with the hours that the fitting cards have besides a night on each day."""
+    track, cards = night.track, len(night.trainers)
+    if not track.ladder or not cards:
+        return UNKNOWN, "The track has no ladder, or no fitting node is online."
+    rungs = track.rungs()
+    lacking = track.expected_seconds * sum(rungs[budget] for budget in ladder.list_missing_rungs(track))
+    free = 86_400 * cards - track.expected_seconds
+    text = f"The ladder lacks {format_hours(lacking)} of training; the cards online have {format_hours(free)} a day"
+    if lacking > MAX_LADDER_DAYS * free:
+        return MISSING, f"{text} besides a night on each. Lend another card, or take the longest rung away."
+    return OK, f"{text} besides the nights."
 
 
 def check_scorer(night: PlannedNight) -> Finding:
@@ -241,7 +248,7 @@ CHECKS: tuple[tuple[str, Callable[[PlannedNight], Finding], bool], ...] = (
     ("Season", check_season, True),
     ("Baseline and ladder", check_baseline, False),
     ("Node", check_node, True),
-    ("Next 90 days", check_forecast, False),
+    ("Time for the ladder", check_ladder_time, False),
     ("Trusted scorer", check_scorer, True),
     ("Scoring time", check_scoring_time, True),
     ("Evaluation data", check_suite, False),

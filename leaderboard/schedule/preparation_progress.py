@@ -1,4 +1,4 @@
-"""Progress reports of a preparation. The base class is for a preparation without a row."""
+"""Progress of a preparation, in the `result` of its outbox message."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from typing import Any
 
 from django.utils import timezone
 
-from leaderboard.models import SeasonPreparation
+from leaderboard import outbox
+from leaderboard.models import OutboxMessage
 
 CLAIM_TIME = timedelta(seconds=60)
 WRITE_SECONDS = 1.0
@@ -24,40 +26,34 @@ class ClaimLostError(Exception):
 
 
 class PreparationProgress:
-    """Gets the stages of a preparation and ignores them."""
+    """Writes progress at most once a second, which renews the claim. Raises ClaimLostError if that is lost.
+
+    Without a message it ignores what it is told.
+    """
+
+    def __init__(self, message: OutboxMessage | None = None) -> None:
+        self._message, self._written = message, 0.0
+        self._stage: dict[str, Any] = {}
 
     def begin_stage(self, title: str, total: int | None = None, done: int = 0) -> None:
         """Begin a stage of so many bytes; None if unknown."""
+        self._stage = {"stage": title, "done": done, "total": total}
+        self._write()
 
     def update(self, done: int | None = None) -> None:
         """Take note of the bytes that the stage has done. Called at least every second or two, also without news."""
-
-
-class RowProgress(PreparationProgress):
-    """Writes progress to a row at most once a second, which renews the claim. Raises ClaimLostError if that is lost."""
-
-    def __init__(self, preparation: SeasonPreparation) -> None:
-        self._row = SeasonPreparation.objects.filter(
-            pk=preparation.pk, state=SeasonPreparation.State.RUNNING, claim=preparation.claim
-        )
-        self._done, self._written = 0, 0.0
-
-    def begin_stage(self, title: str, total: int | None = None, done: int = 0) -> None:
-        self._done = done
-        stage = {"stage": title, "total_bytes": total, "stage_started_bytes": done, "stage_started_at": timezone.now()}
-        self._write(**stage)
-
-    def update(self, done: int | None = None) -> None:
-        self._done = self._done if done is None else done
+        if done is not None:
+            self._stage["done"] = done
         if time.monotonic() - self._written >= WRITE_SECONDS:
             self._write()
 
-    def _write(self, **stage: object) -> None:
-        now = timezone.now()
-        values = {"done_bytes": self._done, "updated_at": now, "claimed_until": now + CLAIM_TIME, **stage}
-        if not self._row.update(**values):
+    def _write(self) -> None:
+        if self._message is None:
+            return
+        until = timezone.now() + CLAIM_TIME
+        if not outbox.filter_claimed(self._message).update(claimed_until=until, result=self._stage):
             raise ClaimLostError
-        self._written = time.monotonic()
+        self._message.claimed_until, self._written = until, time.monotonic()
 
 
 def read_lines(process: subprocess.Popen[str], progress: PreparationProgress) -> Iterator[str]:

@@ -110,6 +110,10 @@ def scorer_facts(run: Run) -> Iterator[tuple[str, str]]:
     """Yield what the scorer found beside the scores."""
     if correction := look_ahead(run):
         yield "Look-ahead correction", correction
+    training = run.checks.get("training") or {}
+    if (nats := training.get("nats")) is not None:
+        allowed = formatting.decimals(training.get("allowed"), 4)
+        yield "By the training graph", f"{signed(nats)} nats per token; its random numbers explain {allowed}"
     untrained = run.checks.get("untrained") or {}
     if (bits := untrained.get("bits_per_byte")) is not None:
         unigram = formatting.decimals(untrained.get("unigram_bits_per_byte"), 4)

@@ -2,93 +2,58 @@
 
 from __future__ import annotations
 
-from datetime import UTC, date
-from itertools import groupby
 from typing import Any
 
-from django import forms
 from django.apps import apps
-from django.core.exceptions import PermissionDenied
-from django.core.paginator import Paginator
-from django.http import HttpRequest, HttpResponse
-from django.template.response import TemplateResponse
+from django.contrib import admin
+from django.db.models import QuerySet
+from django.http import HttpRequest
 from django.urls import NoReverseMatch, reverse
+from django.utils.html import format_html
 
 from scheduler.admin.base import ReadOnlyAdmin
 from scheduler.models import SITE_ACTOR, Event
-from scheduler.models.events import EventQuerySet
-
-ON_A_PAGE = 100
 
 
-class EventSearchForm(forms.Form):
-    """Which part of the log to show."""
+class PeopleFilter(admin.SimpleListFilter):
+    title = "actor"
+    parameter_name = "people"
 
-    who = forms.CharField(max_length=120, required=False)
-    what = forms.CharField(max_length=60, required=False)
-    """A kind of target, with or without an id: `run`, `run 12`."""
-    day = forms.DateField(required=False)
-    people = forms.BooleanField(required=False)
-    """Leave out Events by the site and by nodes."""
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+        return [("on", "People only")]
 
-    def find_events(self) -> EventQuerySet:
-        """Return the matching events, newest first. Empty and invalid fields are ignored."""
-        self.is_valid()
-        data = self.cleaned_data
-        events = Event.objects.order_by("-at", "-pk")
-        if data.get("who"):
-            events = events.filter(actor__iexact=data["who"].strip())
-        if data.get("what"):
-            events = filter_by_target(events, data["what"])
-        if data.get("day"):
-            events = events.filter(at__date=data["day"])
-        if data.get("people"):
-            events = events.exclude(actor=SITE_ACTOR).exclude(actor__startswith="node:")
-        return events
+    def queryset(self, request: HttpRequest, events: QuerySet[Event]) -> QuerySet[Event]:
+        return events.exclude(actor=SITE_ACTOR).exclude(actor__startswith="node:") if self.value() else events
 
 
-def filter_by_target(events: EventQuerySet, what: str) -> EventQuerySet:
-    kind, _, number = what.strip().lower().partition(" ")
-    events = events.filter(target_kind=kind)
-    number = number.strip().removeprefix("#")
-    return events.filter(target_id=int(number)) if number.isdecimal() and len(number) < 19 else events
-
-
+@admin.register(Event)
 class EventAdmin(ReadOnlyAdmin):
-    def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
-        if not self.has_view_permission(request):
-            raise PermissionDenied
-        search = EventSearchForm(request.GET)
-        page = Paginator(search.find_events(), ON_A_PAGE).get_page(request.GET.get("page"))
-        query = request.GET.copy()
-        query.pop("page", None)
-        context = {
-            **self.admin_site.each_context(request),
-            **(extra_context or {}),
-            "title": "Audit log",
-            "search": search,
-            "page": page,
-            "days": group_by_day(list(page.object_list)),
-            "query": query.urlencode(),
-            "opts": self.opts,
-        }
-        return TemplateResponse(request, "admin/scheduler/event/log.html", context)
+    list_display = ["at", "actor", "about", "sentence"]
+    list_display_links = None
+    list_filter = [PeopleFilter]
+    date_hierarchy = "at"
+    ordering = ["-at", "-pk"]
+    search_fields = ["=actor", "sentence"]
+    search_help_text = "A user, node:NAME or site; words of an event; or what it is about: run 12, entry, node."
+    show_full_result_count = False
 
+    def get_search_results(self, request: HttpRequest, events: Any, term: str) -> tuple[Any, bool]:
+        kind, _, number = term.strip().lower().partition(" ")
+        if any(model._meta.model_name == kind for model in apps.get_models()):
+            events = events.filter(target_kind=kind)
+            is_id = number.isdecimal() and len(number) < 19
+            return (events.filter(target_id=int(number)) if is_id else events), False
+        return super().get_search_results(request, events, term)
 
-def group_by_day(events: list[Event]) -> list[tuple[date, list[dict[str, Any]]]]:
-    lines = ((event.at.astimezone(UTC).date(), event) for event in events)
-    return [
-        (day, [{"event": event, "page": get_admin_url(event)} for _, event in group])
-        for day, group in groupby(lines, lambda line: line[0])
-    ]
-
-
-def get_admin_url(event: Event) -> str:
-    """Return the admin URL of an event's target, empty if it has none."""
-    for model in apps.get_models():
-        if model._meta.model_name == event.target_kind:
-            try:
-                return reverse(f"admin:{model._meta.app_label}_{event.target_kind}_change", args=[event.target_id])
-            except NoReverseMatch:
-                return ""
-    return ""
+    @admin.display(description="about")
+    def about(self, event: Event) -> str:
+        """Return the event's target, as a link if the admin has a page of it."""
+        name = f"{event.target_kind} {event.target_id}"
+        for model in apps.get_models():
+            if model._meta.model_name == event.target_kind:
+                try:
+                    url = reverse(f"admin:{model._meta.app_label}_{event.target_kind}_change", args=[event.target_id])
+                except NoReverseMatch:
+                    break
+                return format_html('<a href="{}">{}</a>', url, name)
+        return name

@@ -10,6 +10,8 @@ from django.contrib import admin, messages
 from django.db.models import QuerySet
 from django.http import HttpRequest
 
+from scheduler.transitions import StateError
+
 
 class ChangedFieldsAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
     """An admin that saves only the fields that the user has changed.
@@ -43,20 +45,27 @@ class ReadOnlyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
 
 
 def apply_to_rows(
-    model_admin: admin.ModelAdmin[Any], request: HttpRequest, rows: QuerySet[Any], act: Callable[[Any], bool], what: str
+    model_admin: admin.ModelAdmin[Any], request: HttpRequest, rows: QuerySet[Any], act: Callable[[Any], Any], what: str
 ) -> None:
     """Apply an action to each row and report for which rows it changed something."""
     outcome: dict[bool, list[str]] = {True: [], False: []}
     for row in rows:
-        outcome[bool(act(row))].append(str(row))
+        try:
+            is_changed = act(row) is not False
+        except StateError:
+            is_changed = False
+        outcome[is_changed].append(str(row))
     if outcome[True]:
         model_admin.message_user(request, f"{what}: {', '.join(outcome[True])}.", messages.SUCCESS)
     if outcome[False]:
         model_admin.message_user(request, f"Nothing to do for {', '.join(outcome[False])}.", messages.WARNING)
 
 
-def build_row_action(description: str, what: str, act: Callable[[Any, str], bool]) -> Callable[..., None]:
-    """Return an admin action for users who may change the rows. `act` gets a row and the user's name."""
+def build_row_action(description: str, what: str, act: Callable[[Any, str], Any]) -> Callable[..., None]:
+    """Return an admin action for users who may change the rows.
+
+    `act` gets a row and the user's name. It returns False or raises StateError where there is nothing to do.
+    """
 
     @admin.action(description=description, permissions=["change"])
     def run_action(model_admin: admin.ModelAdmin[Any], request: HttpRequest, rows: QuerySet[Any]) -> None:

@@ -14,12 +14,9 @@ from django.utils import timezone
 from django.utils.cache import add_never_cache_headers
 
 from scheduler import node_tokens, pool, transitions
-from scheduler.admin.audit_log import EventAdmin
 from scheduler.admin.base import ChangedFieldsAdmin, ReadOnlyAdmin, build_row_action
-from scheduler.models import Blob, Checkpoint, Event, Job, JoinToken, Lease, Node, ResultCheck, Sponsor
+from scheduler.models import Blob, Checkpoint, Job, JoinToken, Lease, Node, ResultCheck, Sponsor
 from scheduler.node_health import request_self_test
-
-admin.site.register(Event, EventAdmin)
 
 
 @admin.register(Node)
@@ -141,7 +138,7 @@ class LeaseAdmin(ReadOnlyAdmin):
     list_display = ["id", "job", "node", "attempt", "state", "reason", "phase", "seconds", "started_at", "expires_at"]
     list_filter = ["state"]
     list_select_related = ["job", "node"]
-    exclude = ["token_hash", "uploads"]
+    exclude = ["token_hash", "uploads", "spec"]  # a score's spec has the secret of its season
 
 
 @admin.register(ResultCheck)

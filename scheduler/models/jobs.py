@@ -197,6 +197,7 @@ class Lease(models.Model):
     phase = models.CharField(max_length=12, default="preparing")
     seconds = models.FloatField(default=0, help_text="Wall time of the job's processes, measured by the agent.")
     metrics_received = models.IntegerField(default=0)
+    metrics_at = models.DateTimeField(null=True, blank=True, help_text="When the latest batch of metrics arrived.")
     log_received = models.BigIntegerField(default=0)
 
     objects = LeaseQuerySet.as_manager()

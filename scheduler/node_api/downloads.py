@@ -14,6 +14,10 @@ from scheduler.models import Blob
 PARTIAL = 206
 
 
+class BlobResponse(FileResponse):
+    block_size = storage.CHUNK  # each block passes from a thread to the event loop
+
+
 def send_blob(request: HttpRequest, blob: Blob) -> HttpResponseBase:
     """Return the file, or its bytes from the start of `Range` on. Raises RangeError."""
     tag = f'"{blob.sha256}"'
@@ -28,6 +32,6 @@ def send_blob(request: HttpRequest, blob: Blob) -> HttpResponseBase:
     headers = {"Content-Length": str(blob.size - first), "Accept-Ranges": "bytes", "ETag": tag}
     if first:
         headers["Content-Range"] = f"bytes {first}-{blob.size - 1}/{blob.size}"
-    response = FileResponse(file, content_type="application/octet-stream", headers=headers)
+    response = BlobResponse(file, content_type="application/octet-stream", headers=headers)
     response.status_code = PARTIAL if first else 200
     return response

@@ -1,4 +1,4 @@
-"""The one mapping of exceptions to error replies, for the django-ninja routes and the poll endpoint."""
+"""The one mapping of exceptions to error replies."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
-import pydantic
 from django.core.exceptions import RequestDataTooBig
 from django.db import OperationalError
 from ninja.errors import AuthenticationError, HttpError, ValidationError
@@ -35,8 +34,6 @@ def build_error_reply(error: Exception) -> tuple[int, str, dict[str, str]]:
         return UnauthorizedError.status, NOT_AUTHENTICATED, {}
     if isinstance(error, ValidationError):
         return 422, describe_validation_error(error.errors), {}
-    if isinstance(error, pydantic.ValidationError):
-        return 422, describe_validation_error(error.errors()), {}
     if is_disk_full(error):
         logger.error("A node's call failed: the disk is full", exc_info=error)
         return 507, "The site's disk is full. Nothing of this call was kept. Try again later.", RETRY_LATER

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from django.db import transaction
 from django.db.models import F
+from django.utils import timezone
 
 from scheduler.errors import LeaseEndedError, OutOfOrderError
 from scheduler.job_kinds import get_job_kind
@@ -20,7 +21,7 @@ def store_metrics(lease: Lease, message: protocol.MetricsBatch) -> protocol.Ackn
     is_stored = (
         Lease.objects.active(lease)
         .filter(metrics_received=message.sequence - 1)
-        .update(metrics_received=message.sequence)
+        .update(metrics_received=message.sequence, metrics_at=timezone.now())
     )
     if is_stored:
         get_job_kind(lease.job).handle_metrics(lease.job, message.rows)

@@ -134,10 +134,10 @@ def blobs(request: NodeRequest, lease_id: int, message: protocol.BlobQuery) -> p
 def put_blob(request: NodeRequest, lease_id: int, sha256: protocol.Sha256) -> protocol.Acknowledgment:
     """Upload a file as raw bytes, or a piece of it (`Content-Range`). A complete file must have this hash."""
     length = int(request.META.get("CONTENT_LENGTH") or 0)
+    span = resumable_uploads.ByteRange(0, length - 1, length)
     if header := request.headers.get("Content-Range"):
         span = resumable_uploads.ByteRange.parse(header, length)
-        return protocol.Acknowledgment(received=uploads.store_upload_piece(request.auth, sha256, request.read, span))
-    return protocol.Acknowledgment(received=uploads.store_upload(request.auth, sha256, request.read, length).size)
+    return protocol.Acknowledgment(received=uploads.store_upload(request.auth, sha256, request.read, span))
 
 
 @node_api.api_operation(

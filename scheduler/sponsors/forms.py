@@ -51,6 +51,7 @@ def get_next_monday() -> datetime:
     return (now + timedelta(days=days)).replace(hour=6, minute=0, second=0, microsecond=0)
 
 
+NAME_TAKEN = "A node with this name exists. Choose another name."
 NAME_EXAMPLE = {"placeholder": "Ada’s lab"}
 LINK_EXAMPLE = {"placeholder": "https://example.org"}
 
@@ -309,7 +310,7 @@ class LendForm(NodeSettingsForm):
     def clean_name(self) -> str:
         name: str = self.cleaned_data["name"]
         if Node.objects.filter(name__iexact=name).exists():
-            raise forms.ValidationError("A node with this name exists. Choose another name.")
+            raise forms.ValidationError(NAME_TAKEN)
         return name
 
     def clean(self) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from django.contrib.auth.decorators import login_required
 from django.contrib.auth.models import User
 from django.core.exceptions import PermissionDenied
 from django.core.paginator import Paginator
-from django.db import transaction
+from django.db import IntegrityError, transaction
 from django.db.models import Count, Max, Q
 from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import get_object_or_404, redirect, render
@@ -27,7 +27,7 @@ from scheduler.sign_in import require_login_from
 from scheduler.sponsors import contributions, lending
 from scheduler.sponsors.badges import draw_badge
 from scheduler.sponsors.contributions import LentTotals
-from scheduler.sponsors.forms import LendForm, NodeSettingsForm, SponsorForm, group_windows
+from scheduler.sponsors.forms import NAME_TAKEN, LendForm, NodeSettingsForm, SponsorForm, group_windows
 from scheduler.sponsors.wanted_cards import list_wanted_cards
 
 LIVE_SECONDS = 2
@@ -92,10 +92,13 @@ def lend(request: HttpRequest) -> HttpResponse:
     form = LendForm(request.POST or None, node=Node(owner=user), sponsor=sponsor)
     if request.method == "POST" and form.is_valid():
         message = f"{user.get_username()} lends {form.instance.name}. It has not joined yet."
-        with transaction.atomic():
-            node = form.save_settings(user, message)
-            save_sponsor(user, form)
-            return redirect_with_token(node, node_tokens.create_join_token(renews=node, owner=user))
+        try:
+            with transaction.atomic():
+                node = form.save_settings(user, message)
+                save_sponsor(user, form)
+                return redirect_with_token(node, node_tokens.create_join_token(renews=node, owner=user))
+        except IntegrityError:  # another node took it since the form was checked
+            form.add_error("name", NAME_TAKEN)
     return render(request, "scheduler/lend.html", {"form": form})
 
 

@@ -147,7 +147,6 @@ class ScriptedNode:
 
 EXPIRE_CLAIMS = (
     "UPDATE leaderboard_outboxmessage SET claimed_until = '2000-01-01 00:00:00+00:00' WHERE claimed_until IS NOT NULL",
-    "UPDATE leaderboard_delivery SET claimed_until = '2000-01-01 00:00:00+00:00' WHERE claimed_until IS NOT NULL",
 )
 
 

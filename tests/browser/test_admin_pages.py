@@ -12,7 +12,7 @@ from django.test import Client
 from django.utils import timezone
 from playwright.sync_api import Page, expect
 
-from leaderboard.models import Entry, Season, SeasonPreparation
+from leaderboard.models import Entry, OutboxMessage, Season
 from scheduler.models import Event
 from tests.support import scene
 
@@ -61,16 +61,16 @@ def test_season_preparation_shows_progress_and_can_be_cancelled(open_as_maintain
     page = open_as_maintainer(f"/admin/leaderboard/season/{season.pk}/change/", viewport={"width": 390, "height": 844})
     page.get_by_role("button", name="Prepare and begin").click()
     expect(page.get_by_text("for a worker")).to_be_visible()
-    until = timezone.now() + timedelta(hours=1)
-    row = SeasonPreparation.objects.filter(season=season, state="queued")
-    row.update(state="running", stage="Tokenizing", done_bytes=2 << 30, total_bytes=4 << 30, claimed_until=until)
+    progress = {"stage": "Tokenizing", "done": 2 << 30, "total": 4 << 30}
+    row = OutboxMessage.objects.filter(kind="season.prepare", state="pending")
+    row.update(state="claimed", result=progress, claimed_until=timezone.now() + timedelta(hours=1))
     expect(page.get_by_text("2 GiB of 4 GiB")).to_be_visible()
-    SeasonPreparation.objects.update(done_bytes=3 << 30)
+    OutboxMessage.objects.update(result=progress | {"done": 3 << 30})
     expect(page.get_by_text("3 GiB of 4 GiB")).to_be_visible()
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
     page.get_by_role("button", name="Cancel").click()
     expect(page.get_by_text("Cancelled by mara.")).to_be_visible()
-    assert SeasonPreparation.objects.get().state == "cancelled"
+    assert OutboxMessage.objects.get().state == "done"
 
 
 def test_entry_rejection_works_by_keyboard(open_as_maintainer: Callable[..., Page]) -> None:

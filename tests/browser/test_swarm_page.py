@@ -9,7 +9,8 @@ from playwright.sync_api import Page, expect
 
 from leaderboard.models import Generation
 from scheduler.job_kinds import get_job_kind
-from scheduler.models import Job
+from scheduler.models import Node
+from tests.support.node_jobs import finish_job, lease_job
 from tests.support.swarm_scene import STEPS, create_swarm, record_event
 
 pytestmark = [pytest.mark.processes, pytest.mark.browser, pytest.mark.django_db(transaction=True)]
@@ -57,11 +58,9 @@ def test_swarm_page_continues_prompt_of_visitor(open_page: Callable[..., Page], 
     page.get_by_role("button", name="Continue the text").click()
     expect(page.locator("#written")).to_contain_text("The train")
     generation = Generation.objects.select_related("job").get()
-    Job.objects.filter(pk=generation.job_id).update(state=Job.State.DONE)
+    lease_job(generation.job, Node.objects.create(name="trusted", trusted=True))
     get_job_kind(generation.job).handle_metrics(generation.job, [{"kind": "text", "text": " leaves at nine."}])
-    get_job_kind(generation.job).handle_done(
-        generation.job, {"version": 1, "tokens": 5, "seconds": 2, "ended": "length"}
-    )
+    finish_job(generation.job, {"version": 1, "tokens": 5, "seconds": 2, "ended": "length"})
     if not script:
         page.reload()
     expect(page.locator("#written")).to_contain_text("The train leaves at nine.")

@@ -13,17 +13,17 @@ from typing import Any
 import pytest
 from django.contrib.auth.models import User
 from django.core.cache import caches
-from django.utils import timezone
 
 from leaderboard.models import Entry, Night, Publication, Run, Season, Track
 from leaderboard.publishing import publications, weights
 from leaderboard.submissions import intake
 from scheduler import storage
 from scheduler.job_kinds import get_job_kind
-from scheduler.models import Checkpoint, Job, JobFile, Lease, Node
+from scheduler.models import Checkpoint, Job, JobFile, Node
 from tests.support import boards, github_server, scene
 from tests.support.github_server import GitHub
 from tests.support.nights import MONDAY, start_night
+from tests.support.node_jobs import finish_job, lease_job
 from trainer import protocol
 
 DICTIONARY = 'ARCHITECTURES = {\n    "gpt": "trainer.models.gpt",\n    "smear": "trainer.models.smear",\n}\n'
@@ -177,26 +177,6 @@ def run(proposed_entry: Entry) -> Run:
     return queued_run
 
 
-def lease_job(job: Job, node: Node) -> Lease:
-    """Lease the job to the node as the queue does, ending the node's other leases, and call the job's handler."""
-    node.leases.update(state=Lease.State.FINISHED)
-    job.refresh_from_db()
-    job.state, job.attempts = Job.State.LEASED, job.attempts + 1
-    job.save()
-    lease = Lease.objects.create(
-        job=job, node=node, attempt=job.attempts, token_hash=f"{job.pk}-{job.attempts}", expires_at=timezone.now()
-    )
-    get_job_kind(job).handle_lease(job, lease)
-    return lease
-
-
-def requeue_job(lease: Lease, reason: str = "The node was switched off.") -> None:
-    """End the lease as lost, requeue its job and call the job's handler."""
-    Lease.objects.filter(pk=lease.pk).update(state=Lease.State.LOST)
-    Job.objects.filter(pk=lease.job_id).update(state=Job.State.QUEUED)
-    get_job_kind(lease.job).handle_requeue(lease.job, reason)
-
-
 def create_checkpoint(job: Job, step: int) -> Checkpoint:
     """Create a checkpoint and `run.json` of the job, as uploads of a node do."""
     weights = storage.store_bytes(b"weights at %d" % step)
@@ -248,12 +228,11 @@ def finish_run(run: Run, node: Node, score_result: dict[str, Any] | None = None)
         lease_job(run.job, node)
     get_job_kind(run.job).handle_metrics(run.job, [build_train_row(10), build_train_row(20, 2.5)])
     create_checkpoint(run.job, 20)
-    get_job_kind(run.job).handle_done(run.job, {"step": 20})
+    finish_job(run.job, {"step": 20})
     run.refresh_from_db()
     assert run.score_job
     lease_job(run.score_job, node)
-    get_job_kind(run.score_job).handle_done(run.score_job, score_result or SCORE_RESULT)
-    node.leases.update(state=Lease.State.FINISHED)
+    finish_job(run.score_job, score_result or SCORE_RESULT)
     run.refresh_from_db()
     return run
 

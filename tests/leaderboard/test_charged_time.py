@@ -12,8 +12,8 @@ from django.utils import timezone
 from leaderboard.models import Run
 from scheduler import leases, storage, uploads
 from scheduler.errors import InvalidMessageError
-from scheduler.job_kinds import get_job_kind
 from scheduler.models import JobFile, Lease, Node
+from tests.support.node_jobs import finish_job
 from trainer import protocol
 
 
@@ -89,6 +89,6 @@ def test_run_that_charges_far_less_time_than_passed_is_disputed(
     job.checkpoints.filter(step=20).update(created_at=first.created_at + timedelta(seconds=passed))
     JobFile.objects.create(job=job, path="run.json", blob=storage.store_bytes(b"{}"))
     Run.objects.filter(pk=run.pk).update(budget=budget)
-    get_job_kind(job).handle_done(job, {"step": 20})
+    finish_job(job, {"step": 20})
     run.refresh_from_db()
     assert run.trust == state

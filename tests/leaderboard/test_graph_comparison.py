@@ -6,8 +6,6 @@ import json
 from typing import Any
 
 import pytest
-from django.core.cache import cache
-from django.template.loader import render_to_string
 
 from leaderboard import graph_comparison
 from leaderboard.graph_comparison import EVALUATION, INITIALIZATION, TRAINING
@@ -61,13 +59,3 @@ def test_graphs_are_not_read_while_another_request_compares_them(
     monkeypatch.setattr(graph_comparison, "compare_graphs", ask_again)
     assert graph_comparison.list_sections(GRAPH, REFERENCE)
     assert (found, reads) == ([None], [GRAPH, REFERENCE])
-
-
-def test_graphs_are_not_read_while_the_cache_does_not_answer(
-    reads: list[TracedGraph], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(cache, "get", lambda key: None)  # as django-redis answers with IGNORE_EXCEPTIONS
-    monkeypatch.setattr(cache, "add", lambda *arguments: False)
-    assert (graph_comparison.list_sections(GRAPH, REFERENCE), reads) == (None, [])
-    page = render_to_string("leaderboard/parts/graph_diffs.html", {"graph": {"sections": None}})
-    assert "The graphs are being compared." in page

@@ -45,11 +45,11 @@ ROLLED = (
 def test_diff_of_inserted_call_changes_only_its_readers() -> None:
     diff = compare_graphs(build_graph(*CHAIN, outputs=("%2",)), build_graph(*ROLLED, outputs=("%3",)))
     assert list_changes(diff) == [
-        "− aten::neg(%2)",
-        "− aten::add.Tensor(%2, %3)",
-        "+ aten::roll(%2, [1], [1])",
-        "+ aten::neg(%+3)",
-        "+ aten::add.Tensor(%+3, %3)",
+        "− %/neg.1 = aten::neg(%/exp.1)",
+        "− %/add.Tensor.1 = aten::add.Tensor(%/exp.1, %/neg.1)",
+        "+ %/roll.1 = aten::roll(%/exp.1, [1], [1])",
+        "+ %/neg.1 = aten::neg(%/roll.1)",
+        "+ %/add.Tensor.1 = aten::add.Tensor(%/roll.1, %/neg.1)",
     ]
 
 
@@ -57,12 +57,15 @@ CHANGES: dict[str, tuple[dict[str, Any], dict[str, Any], list[str]]] = {
     "constant": (
         build_graph(build_call("aten::mul.Tensor", "%tokens", 0.5, module="head")),
         build_graph(build_call("aten::mul.Tensor", "%tokens", 0.25, module="head")),
-        ["− aten::mul.Tensor(%tokens, 0.5)  head", "+ aten::mul.Tensor(%tokens, 0.25)  head"],
+        [
+            "− %head/mul.Tensor.1 = aten::mul.Tensor(%tokens, 0.5)",
+            "+ %head/mul.Tensor.1 = aten::mul.Tensor(%tokens, 0.25)",
+        ],
     ),
     "keyword": (
         build_graph(build_call("aten::sum", "%tokens", keywords={"dtype": {"dtype": "float32"}})),
         build_graph(build_call("aten::sum", "%tokens", keywords={"dtype": {"dtype": "bfloat16"}})),
-        ["− aten::sum(%tokens, dtype=float32)", "+ aten::sum(%tokens, dtype=bfloat16)"],
+        ["− %/sum.1 = aten::sum(%tokens, dtype=float32)", "+ %/sum.1 = aten::sum(%tokens, dtype=bfloat16)"],
     ),
     "argument of equal operator": (
         build_graph(
@@ -77,7 +80,7 @@ CHANGES: dict[str, tuple[dict[str, Any], dict[str, Any], list[str]]] = {
             build_call("aten::neg", "%1"),
             outputs=("%2",),
         ),
-        ["− aten::neg(%2)", "+ aten::neg(%3)"],
+        ["− %/neg.1 = aten::neg(%/exp.1)", "+ %/neg.1 = aten::neg(%/exp.2)"],
     ),
     "selected result": (
         build_graph(
@@ -92,12 +95,12 @@ CHANGES: dict[str, tuple[dict[str, Any], dict[str, Any], list[str]]] = {
             build_call("aten::neg", "%1"),
             outputs=("%2",),
         ),
-        ["− aten::neg(%2[0])", "+ aten::neg(%2[1])"],
+        ["− %/neg.1 = aten::neg(%/sort.1[0])", "+ %/neg.1 = aten::neg(%/sort.1[1])"],
     ),
     "output": (
         build_graph(build_call("aten::exp", "%tokens"), build_call("aten::neg", "%tokens"), outputs=("%0",)),
         build_graph(build_call("aten::exp", "%tokens"), build_call("aten::neg", "%tokens"), outputs=("%1",)),
-        ["− return [%2]", "+ return [%3]"],
+        ["− return [%/exp.1]", "+ return [%/neg.1]"],
     ),
     "region": (
         build_graph(
@@ -106,7 +109,7 @@ CHANGES: dict[str, tuple[dict[str, Any], dict[str, Any], list[str]]] = {
         build_graph(
             build_call("region::no_grad", "%tokens", graph=build_graph(build_call("aten::mul.Tensor", "%tokens", 3)))
         ),
-        ["− aten::mul.Tensor(%tokens, 2)", "+ aten::mul.Tensor(%tokens, 3)"],
+        ["− %/mul.Tensor.1 = aten::mul.Tensor(%tokens, 2)", "+ %/mul.Tensor.1 = aten::mul.Tensor(%tokens, 3)"],
     ),
 }
 
@@ -136,8 +139,8 @@ def test_diff_escapes_line_break_in_name() -> None:
     diff = compare_graphs(
         build_graph(), build_graph(build_call("aten::exp", "%tokens", module="head\n+ aten::neg(%1)"))
     )
-    (line,) = [line for hunk in diff.hunks for line in hunk.lines if "exp" in line.text]
-    assert "head⟨U+000A⟩+ aten::neg(%1)" in line.visible_text
+    (line,) = [line for hunk in diff.hunks for line in hunk.lines if "aten::exp" in line.text]
+    assert "%head⟨U+000A⟩+ aten::neg(%1)/exp.1 = aten::exp(%tokens)" in line.visible_text
 
 
 def test_large_diff_is_truncated() -> None:

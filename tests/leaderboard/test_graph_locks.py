@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -13,8 +14,8 @@ from leaderboard import runs
 from leaderboard.models import Entry, Run, Track
 from leaderboard.submissions import intake
 from scheduler import transitions
-from scheduler.job_kinds import get_job_kind
 from scheduler.models import Job
+from scheduler.transitions import JobEvent, StateError, apply_job_event
 from tests.scheduler.test_claims_race import call_concurrently
 from tests.support.graph_jobs import attach_graph
 from tests.support.waits import wait_until
@@ -48,9 +49,9 @@ def traced_entries(track: Track, proposed_entry: Entry) -> list[Entry]:
 
 def finish_trace(job: Job, result: dict[str, Any]) -> None:
     """End a smoke job as its node does, unless it was cancelled."""
-    with transaction.atomic():
-        if transitions.change_job_state(job, Job.State.DONE, since=[Job.State.QUEUED], actor="site", message="Done."):
-            get_job_kind(job).handle_done(job, result)
+    with suppress(StateError), transaction.atomic():
+        apply_job_event(job, JobEvent.TAKE, actor="site")
+        apply_job_event(job, JobEvent.FINISH, actor="site", result=result)
 
 
 @pytest.mark.postgres

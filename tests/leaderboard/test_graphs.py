@@ -26,10 +26,11 @@ from scheduler import storage, transitions
 from scheduler.job_kinds import get_job_kind
 from scheduler.models import Job, JobFile, Node
 from scheduler.retention import delete_expired
-from tests.leaderboard.conftest import Repository, create_checkpoint, finish_run, lease_job
+from tests.leaderboard.conftest import Repository, create_checkpoint, finish_run
 from tests.leaderboard.views.test_page_board import extract_text
-from tests.support.graph_jobs import attach_graph, finish_smoke_job, finish_trace, store_graph
+from tests.support.graph_jobs import attach_graph, finish_trace, store_graph
 from tests.support.nights import MONDAY, start_night
+from tests.support.node_jobs import finish_job, lease_job
 from trainer import protocol
 
 
@@ -91,7 +92,7 @@ def test_replay_order_has_the_graph(waiting_run: Run, node: Node) -> None:
     lease_job(run.job, node)
     for step in (10, 20):
         create_checkpoint(run.job, step)
-    get_job_kind(run.job).handle_done(run.job, {"step": 20})
+    finish_job(run.job, {"step": 20})
     run.refresh_from_db()
     replay = replays.request_replay(run, actor="mara")
     assert replay.job is not None
@@ -140,13 +141,13 @@ def test_config_hash_without_sizes_depends_on_the_budget() -> None:
 def test_failed_trace_fails_the_run_with_its_reason(waiting_run: Run) -> None:
     job = Job.objects.get()
     sentence = "smear.py:12: `.item()` reads a value: use torch.where."
-    finish_smoke_job(job, {"passed": False, "sentence": sentence, "checks": []})
+    finish_job(job, {"passed": False, "sentence": sentence, "checks": []})
     waiting_run.refresh_from_db()
     assert (waiting_run.state, waiting_run.cause, waiting_run.reason) == ("failed", "model", sentence)
 
 
 def test_smoke_run_without_graph_files_fails_the_run(waiting_run: Run) -> None:
-    finish_smoke_job(Job.objects.get(), {"passed": True, "sentence": "It is sound.", "checks": [], "graph": {}})
+    finish_job(Job.objects.get(), {"passed": True, "sentence": "It is sound.", "checks": [], "graph": {}})
     waiting_run.refresh_from_db()
     assert (waiting_run.state, waiting_run.reason) == ("failed", graphs.NO_GRAPH)
 
@@ -154,7 +155,7 @@ def test_smoke_run_without_graph_files_fails_the_run(waiting_run: Run) -> None:
 def test_graph_with_a_forged_hash_is_not_stored(waiting_run: Run) -> None:
     job = Job.objects.get()
     summary = {**attach_graph(job), "hash": "a" * 64}
-    finish_smoke_job(job, {"passed": True, "sentence": "It is sound.", "checks": [], "graph": summary})
+    finish_job(job, {"passed": True, "sentence": "It is sound.", "checks": [], "graph": summary})
     assert not TracedGraph.objects.usable().exists()
 
 
@@ -195,7 +196,7 @@ def test_smoke_test_before_approval_traces_for_the_run(traced_track: Track, prop
     job = smoke_tests.queue_smoke_test(proposed_entry, is_vouched=True)
     assert job is not None
     assert job.needs_trusted
-    finish_smoke_job(job, {"passed": True, "sentence": "Sound.", "checks": [], "graph": attach_graph(job)})
+    finish_job(job, {"passed": True, "sentence": "Sound.", "checks": [], "graph": attach_graph(job)})
     proposed_entry.refresh_from_db()
     (run,) = intake.approve_entry(proposed_entry, proposed_entry.sha, None)
     assert (run.state, run.graph) == ("queued", job.traced_graph)
@@ -206,7 +207,7 @@ def test_graph_of_another_vocabulary_is_traced_again(traced_track: Track, propos
     job = smoke_tests.queue_smoke_test(proposed_entry, is_vouched=True)
     assert job is not None
     summary = attach_graph(job, vocabulary_size=8192)
-    finish_smoke_job(job, {"passed": True, "sentence": "Sound.", "checks": [], "graph": summary})
+    finish_job(job, {"passed": True, "sentence": "Sound.", "checks": [], "graph": summary})
     proposed_entry.refresh_from_db()
     (run,) = intake.approve_entry(proposed_entry, proposed_entry.sha, None)
     assert run.state == "waiting"
@@ -312,7 +313,7 @@ def trace_baseline(run: Run, **summary: Any) -> None:
     assert run.graph is not None
     baseline = TracedGraph.objects.get(pk=run.graph.baseline_graph_id)
     content = attach_graph(baseline.job, **summary)
-    finish_smoke_job(baseline.job, {"passed": True, "sentence": "It traces.", "checks": [], "graph": content})
+    finish_job(baseline.job, {"passed": True, "sentence": "It traces.", "checks": [], "graph": content})
     run.refresh_from_db()
 
 
@@ -346,7 +347,7 @@ def test_run_can_be_retried_after_the_baseline_could_not_be_traced(capped_run: R
     run = finish_trace(capped_run)
     assert run.graph is not None
     assert run.graph.baseline_graph is not None
-    finish_smoke_job(run.graph.baseline_graph.job, {"passed": False, "sentence": "No memory.", "checks": []})
+    finish_job(run.graph.baseline_graph.job, {"passed": False, "sentence": "No memory.", "checks": []})
     run.refresh_from_db()
     assert (run.state, run.cause) == ("failed", "infrastructure")
     assert "The baseline, with which it is compared, has no graph. No memory." in run.reason

@@ -20,7 +20,8 @@ from leaderboard.run_states import RunError
 from scheduler import leases, retention
 from scheduler.job_kinds import get_job_kind
 from scheduler.models import Checkpoint, Job, Lease, Node
-from tests.leaderboard.conftest import build_train_row, create_checkpoint, finish_run, lease_job, publish_release
+from tests.leaderboard.conftest import build_train_row, create_checkpoint, finish_run, publish_release
+from tests.support.node_jobs import lease_job
 from trainer import protocol
 
 

@@ -11,7 +11,7 @@ from leaderboard import runs, track_hours
 from leaderboard.models import Entry, Run, Track, TrackHours
 from leaderboard.submissions import intake
 from scheduler.models import Job
-from tests.leaderboard.conftest import lease_job
+from tests.support.node_jobs import lease_job
 
 WEDNESDAY = datetime(2026, 3, 4, 12, 0, tzinfo=UTC)
 HOUR = timedelta(hours=1)

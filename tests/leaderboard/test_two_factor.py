@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
+import time_machine
 from allauth.mfa.models import Authenticator
 from allauth.mfa.totp.internal.auth import format_hotp_value, hotp_value, yield_hotp_counters_from_time
 from django.contrib.auth.models import User
@@ -78,6 +81,34 @@ def test_password_alone_after_setup_is_refused(client: Client, coordinator: User
     assert response.status_code == 200
     assert client.get(ADMIN).status_code == 200
     assert "A code for sign-in was wrong." in [event.sentence for event in Event.objects.about(coordinator)]
+
+
+def test_code_of_an_app_is_accepted_once(client: Client, coordinator: User) -> None:
+    with time_machine.travel(datetime(2026, 7, 1, tzinfo=UTC), tick=False) as clock:
+        sign_in(client)
+        secret = set_up_authenticator(client)
+        first = compute_code(secret)
+        clock.shift(31)
+        second = compute_code(secret)
+        statuses = []
+        for code in (first, second, second):  # that of the setup, a new one, and this one after its interval
+            client.logout()
+            sign_in(client)
+            client.post("/accounts/two-step/code/", {"code": code})
+            statuses.append(client.get(ADMIN).status_code)
+            clock.shift(31 if code == second else 0)
+    assert statuses == [302, 200, 302]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_staff_signs_in_with_password_and_code_while_redis_is_down(
+    client: Client, coordinator: User, settings: Any, tmp_path: Path
+) -> None:
+    redis_that_is_down = {"BACKEND": "dailytrain.cache.FallbackCache", "LOCATION": f"unix://{tmp_path}/missing.sock"}
+    settings.CACHES = {**settings.CACHES, "default": redis_that_is_down}
+    sign_in(client)
+    set_up_authenticator(client)
+    assert client.get(ADMIN).status_code == 200
 
 
 def test_recovery_code_is_accepted_once(client: Client, coordinator: User) -> None:

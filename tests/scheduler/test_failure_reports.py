@@ -7,6 +7,7 @@ from datetime import timedelta
 import pytest
 from django.contrib.auth.models import User
 from django.utils import timezone
+from pytest_django import Settings
 
 from scheduler import failure_reports, leases, transitions
 from scheduler.models import FailureReport, Job, Lease, Node
@@ -155,6 +156,17 @@ def test_node_that_takes_job_again_and_again_without_checkpoint_is_excluded(job:
     assert reply.lease is None
     assert get_failures("rebooting") == 1
     assert create_agent("sound").claim_job().spec.order.kind == "train"
+
+
+@pytest.mark.parametrize("kind", failure_reports.SHARED_KINDS)
+def test_node_that_hands_alike_jobs_back_again_and_again_is_at_fault(db: None, settings: Settings, kind: str) -> None:
+    settings.JOB_KINDS = {**settings.JOB_KINDS, kind: settings.JOB_KINDS["train"]}
+    node = create_node("fickle")[0]
+    for number in range(1, 1 + failure_reports.FRUITLESS_LEASES):
+        leased = create_job(kind=kind, state=Job.State.LEASED, attempts=1)
+        leases.create_lease(leased, node)
+        leases.finish_lease(Lease.objects.get(job=leased), protocol.FinishLease(outcome="released"))
+        assert get_failures("fickle") == (number == failure_reports.FRUITLESS_LEASES)
 
 
 def test_failures_of_one_owners_nodes_count_once_until_next_checkpoint(job: Job) -> None:

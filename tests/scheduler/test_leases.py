@@ -13,9 +13,10 @@ from django.db.models import F
 from django.utils import timezone
 from pytest_django import Settings
 
-from scheduler import lease_sweeper, leases, pool, transitions
+from scheduler import deadlines, lease_sweeper, leases, pool, transitions
 from scheduler.models import Event, Job, Lease, Node, Sweep
 from tests.support.pool import HARDWARE, Agent, ClaimedJob, create_job, create_node, read_error_detail
+from tests.support.recording_handler import Recorder
 from trainer import protocol
 
 pytestmark = pytest.mark.sql
@@ -89,6 +90,40 @@ def test_lease_seconds_grow_and_never_exceed_elapsed_time(claimed_job: ClaimedJo
     assert 60 <= claimed_job.row.seconds < 120
 
 
+# --- leases without an end -------------------------------------------------------------------------------------------
+
+
+def test_lease_beyond_its_limit_is_asked_to_finish_and_then_lost(claimed_job: ClaimedJob) -> None:
+    longest = timedelta(seconds=deadlines.get_longest_seconds(claimed_job.row))
+    with time_machine.travel(claimed_job.row.started_at + longest - timedelta(minutes=1)):
+        assert send_heartbeat(claimed_job).stop == ""
+    with time_machine.travel(claimed_job.row.started_at + longest + timedelta(minutes=1)):
+        assert send_heartbeat(claimed_job).stop == "finish"
+    with time_machine.travel(claimed_job.row.started_at + 2 * longest + timedelta(minutes=1)):
+        assert claimed_job.send_heartbeat().status_code == 409
+    assert claimed_job.row.state == Lease.State.LOST
+    assert claimed_job.job.state == Job.State.QUEUED
+
+
+def test_lease_whose_metrics_go_on_has_more_time(claimed_job: ClaimedJob) -> None:
+    slow = claimed_job.row.started_at + timedelta(seconds=2 * deadlines.get_longest_seconds(claimed_job.row))
+    with time_machine.travel(slow):
+        assert claimed_job.send_metrics(1).status_code == 200
+    with time_machine.travel(slow + timedelta(minutes=1)):
+        assert send_heartbeat(claimed_job).stop == ""
+
+
+@pytest.mark.parametrize(("phase", "status"), [("running", 409), ("uploading", 200)])
+def test_lease_without_metrics_for_many_checkpoints_is_lost_while_running(
+    claimed_job: ClaimedJob, phase: str, status: int
+) -> None:
+    Job.objects.update(checkpoint_seconds=600, limits={**claimed_job.job.limits, "wall_seconds": 10**6})
+    assert claimed_job.send_metrics(1).status_code == 200
+    assert claimed_job.send_heartbeat(phase=phase).status_code == 200
+    with time_machine.travel(timezone.now() + deadlines.SILENT_CHECKPOINTS * timedelta(seconds=601)):
+        assert claimed_job.send_heartbeat(phase=phase).status_code == status
+
+
 # --- failures --------------------------------------------------------------------------------------------------------
 
 
@@ -98,7 +133,8 @@ def test_model_failure_of_trusted_node_is_final(claimed_job: ClaimedJob, calls: 
     job = claimed_job.job
     assert (job.state, job.cause, job.reason) == (Job.State.FAILED, "model", "The loss became NaN at step 12.")
     assert calls[-1] == ("failed", ("model", "The loss became NaN at step 12."))
-    assert not transitions.retry_job(job, "admin")
+    with pytest.raises(transitions.StateError):
+        transitions.retry_job(job, "admin")
     assert claimed_job.agent.request_action().action == "idle"
 
 
@@ -134,7 +170,7 @@ def test_failed_job_can_be_retried(agent: Agent, other_agent: Agent) -> None:
     job = create_job(max_attempts=1)
     agent.claim_job().finish("failed", reason="The disk is broken.")
     job.refresh_from_db()
-    assert transitions.retry_job(job, "admin")
+    transitions.retry_job(job, "admin")
     assert (job.state, job.failures, job.cause, job.finished_at) == (Job.State.QUEUED, 0, "", None)
     assert other_agent.claim_job().spec.attempt == 2
 
@@ -182,6 +218,23 @@ def test_job_without_heartbeats_resumes_elsewhere(
     assert isinstance(order, protocol.TrainOrder)
     assert order.resume is not None
     assert order.resume.step == 200
+
+
+def test_sweep_goes_on_after_a_job_that_cannot_be_requeued(
+    claimed_job: ClaimedJob, other_agent: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create_job()
+    other_job = other_agent.claim_job().job
+
+    def fail_for_first(kind: Recorder, job: Job, reason: str) -> None:
+        if job == claimed_job.job:
+            raise LookupError("its rows are gone")
+
+    monkeypatch.setattr(Recorder, "handle_requeue", fail_for_first)
+    age_leases()
+    assert lease_sweeper.sweep_leases() == 1
+    other_job.refresh_from_db()
+    assert (claimed_job.job.state, other_job.state) == (Job.State.LEASED, Job.State.QUEUED)
 
 
 def test_heartbeat_in_time_renews_lease(claimed_job: ClaimedJob) -> None:
@@ -353,7 +406,7 @@ def test_held_job_waits_until_queued(claimed_job: ClaimedJob, other_agent: Agent
     claimed_job.finish("released")
     assert claimed_job.job.state == Job.State.HELD
     assert other_agent.request_action().action == "idle"
-    assert transitions.queue_job(claimed_job.job, "ada")
+    transitions.queue_job(claimed_job.job, "ada")
     assert other_agent.request_action().action == "job"
 
 

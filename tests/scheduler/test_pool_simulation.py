@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-from pathlib import Path
-from xml.etree import ElementTree
 
 import pytest
 from django.utils import timezone
 
 from benchmarks.pool_simulation.__main__ import main
-from benchmarks.pool_simulation.charts import draw_outcome
 from benchmarks.pool_simulation.clock import START, virtual_time
 from benchmarks.pool_simulation.engine import simulate
 from benchmarks.pool_simulation.nodes import DAY, FLEET, sample_fleet
@@ -39,8 +36,6 @@ def test_simulation_outcome_sums_add_up(outcome: Outcome) -> None:
     assert outcome.ends["done"] == outcome.jobs_done > 20
     assert outcome.ends.get("model failed", 0) >= outcome.jobs_failed, "some wait for a second node"
     assert math.isclose(sum(outcome.lost_by_reason.values()), outcome.lost_work)
-    for day in range(2):
-        assert sum(used[day] for used in outcome.used_by_day.values()) <= 1 + 1e-9
     assert 0 < outcome.fairness <= 1
 
 
@@ -67,13 +62,6 @@ def test_simulation_report_has_its_keys_and_classes(outcome: Outcome) -> None:
     assert {"community", "ci", "ladder", "score"} <= set(outcome.waits)
 
 
-@pytest.mark.slow
-def test_simulation_chart_is_svg_with_title(outcome: Outcome) -> None:
-    root = ElementTree.fromstring(draw_outcome(outcome))  # noqa: S314  (our own)
-    assert root.tag.endswith("svg")
-    assert "20 nodes, 2 days, seed 7" in (root[0].text or "")
-
-
 def test_simulation_leaves_database_and_clock_unchanged() -> None:
     before = timezone.now()
     simulate(5, 0.1, 1)
@@ -90,13 +78,11 @@ def test_virtual_clock_sets_row_timestamps() -> None:
         assert (timezone.now() - START).days == 3
 
 
-def test_simulation_json_prints_only_report(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    chart = tmp_path / "pool.svg"
-    assert main(["--nodes", "5", "--days", "0.1", "--seed", "3", "--json", "--picture", str(chart)]) == 0
+def test_simulation_json_prints_only_report(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--nodes", "5", "--days", "0.1", "--seed", "3", "--json"]) == 0
     assert set(json.loads(capsys.readouterr().out)) == {
         *("utilization", "lost_work", "starved", "wait_p95_hours", "jobs_done")
     }
-    assert chart.read_text().startswith("<svg")
 
 
 @pytest.mark.parametrize(
@@ -106,7 +92,6 @@ def test_simulation_json_prints_only_report(capsys: pytest.CaptureFixture[str], 
         (["--nodes", "many"], "many"),
         (["--days", "-1"], "--days is -1"),
         (["--days", "nan"], "--days is nan"),
-        (["--picture", "/nowhere/at/all.svg"], "there is no such folder"),
     ],
 )
 def test_simulation_wrong_argument_exits_with_one_line(

@@ -1,4 +1,4 @@
-"""Rate limits: counted by all web processes together, and not enforced while Redis is down."""
+"""Rate limits: counted by all web processes together, and by each alone while Redis is down."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from django_redis.cache import RedisCache
 
+from dailytrain.cache import FallbackCache
 from scheduler import rate_limits
 from scheduler.errors import RateLimitError
 
@@ -17,8 +17,8 @@ pytestmark = pytest.mark.processes
 
 def use_redis(monkeypatch: pytest.MonkeyPatch, url: str, prefix: str = "test-rate-limits") -> None:
     """Count in this Redis with a new connection, as another web process does."""
-    parameters = {"KEY_PREFIX": prefix, "OPTIONS": {"IGNORE_EXCEPTIONS": True, "SOCKET_CONNECT_TIMEOUT": 0.5}}
-    monkeypatch.setattr(rate_limits, "cache", RedisCache(url.replace("redis+socket://", "unix://"), parameters))
+    parameters = {"KEY_PREFIX": prefix, "OPTIONS": {"SOCKET_CONNECT_TIMEOUT": 0.5}}
+    monkeypatch.setattr(rate_limits, "cache", FallbackCache(url.replace("redis+socket://", "unix://"), parameters))
 
 
 @pytest.mark.usefixtures("rate_limit_clock")
@@ -35,11 +35,19 @@ def test_check_rate_limit_counts_processes_together(monkeypatch: pytest.MonkeyPa
     rate_limits.check_rate_limit("poll", "node-8")
 
 
-def test_check_rate_limit_without_redis_allows_all(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("rate_limit_clock")
+def test_check_rate_limit_without_redis_counts_in_memory_and_warns_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setitem(rate_limits.PER_MINUTE, "poll", 2)
     use_redis(monkeypatch, f"unix://{tmp_path}/missing.sock")
-    for _ in range(4):
+    rate_limits.check_rate_limit("poll", "node-7")
+    rate_limits.check_rate_limit("poll", "node-7")
+    with pytest.raises(RateLimitError):
         rate_limits.check_rate_limit("poll", "node-7")
+    assert [record.getMessage().partition(":")[0] for record in caplog.records] == [
+        "Redis does not answer, so this process counts and caches alone"
+    ]
 
 
 def test_hourly_limit_ends_with_the_hour(

@@ -16,9 +16,9 @@ from django.core.files.storage import default_storage
 from django.db import OperationalError, connection
 from pytest_django import Settings
 
-from scheduler import resumable_uploads, signing, storage
+from scheduler import resumable_uploads, signing, storage, uploads
 from scheduler.errors import TooLargeError
-from scheduler.models import Checkpoint, Job, JobFile
+from scheduler.models import Checkpoint, Job, JobFile, Lease
 from tests.support.pool import (
     ROOT,
     Agent,
@@ -43,9 +43,13 @@ def claimed_job(agent: Agent) -> ClaimedJob:
 
 @pytest.fixture(autouse=True)
 def _own_storage_folder(settings: Settings, tmp_path: Path) -> None:
+    settings.UPLOADS = tmp_path / "uploads"
     settings.STORAGES = {
         **settings.STORAGES,
-        "default": {"BACKEND": "django.core.files.storage.FileSystemStorage", "OPTIONS": {"location": str(tmp_path)}},
+        "default": {
+            "BACKEND": "django.core.files.storage.FileSystemStorage",
+            "OPTIONS": {"location": str(tmp_path / "storage")},
+        },
     }
 
 
@@ -139,6 +143,25 @@ def test_uploads_per_lease_are_limited(claimed_job: ClaimedJob, settings: Settin
     settings.LEASE_MAX_BYTES = 10
     assert claimed_job.upload_blob(b"weights").status_code == 200
     assert claimed_job.upload_blob(b"optimizer").status_code == 413
+
+
+def test_parallel_uploads_share_the_limit_of_a_lease(claimed_job: ClaimedJob, settings: Settings) -> None:
+    settings.LEASE_MAX_BYTES = 10
+    content = [b"weights"]
+
+    def read_while_another_file_is_sent(size: int) -> bytes:
+        assert claimed_job.upload_blob(b"moments").status_code == 413
+        return content.pop()
+
+    lease = Lease.objects.get(pk=claimed_job.lease.lease)
+    sha256 = build_file_reference(b"weights").sha256
+    uploads.store_upload(lease, sha256, read_while_another_file_is_sent, resumable_uploads.ByteRange(0, 6, 7))
+    assert lease.uploads.get().sha256 == sha256
+
+
+def test_empty_file_is_stored(claimed_job: ClaimedJob) -> None:
+    assert json.loads(claimed_job.upload_blob(b"").content) == {"received": 0}
+    assert find_blob(b"") is not None
 
 
 def test_interrupted_upload_stores_nothing(db: None) -> None:

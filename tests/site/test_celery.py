@@ -85,7 +85,7 @@ def test_every_scheduled_task_expires_before_it_piles_up() -> None:
 
 def test_task_of_hours_waits_in_a_queue_of_its_own() -> None:
     short = ("leaderboard.tasks.process_message", "leaderboard.tasks.nightly", "scheduler.tasks.expire_leases")
-    long = ("leaderboard.tasks.process_upload", "leaderboard.tasks.continue_preparations")
+    long = ("leaderboard.tasks.process_long_message", "leaderboard.tasks.process_due_long_messages")
     with app.connection("memory://broker") as connection:
         for task in (*short, *long):
             app.send_task(task, connection=connection)

@@ -26,26 +26,35 @@ from leaderboard.models import (
     Swarm,
     TracedGraph,
 )
-from scheduler import node_tokens
+from scheduler import leases, node_tokens
 from scheduler.campaigns.models import Volunteer
-from scheduler.models import Event, Job, Lease, Node, Sponsor
+from scheduler.models import Event, Job, Lease, LogChunk, Node, Sponsor
 from tests.support import scene
 
 pytestmark = [pytest.mark.sql, pytest.mark.django_db]
 NAME = "wilhelmina"
+PASSWORD = "a password of this test"
+HOST = "wils-host"
 
 
 @pytest.fixture
 def user() -> User:
     """A person with an entry, runs, a node, texts, notices and tokens."""
     night = scene.create_night_board()
-    user = User.objects.create_user(NAME, email="wil@example.org", password="a password of this test")
+    user = User.objects.create_user(NAME, email="wil@example.org", password=PASSWORD)
     SocialAccount.objects.create(user=user, provider="github", uid="77", extra_data={"login": "wil-on-github"})
     pull = PullRequest.objects.create(repository="trains/daily", number=7, author="wil-on-github", author_id=77)
     Entry.objects.filter(pk=night["entry"].pk).update(requested_by=user, author="wil-on-github", pull_request=pull)
-    Node.objects.filter(pk=night["node"].pk).update(owner=user, name=f"{NAME}s-cellar", token_hash="secret-hash")
+    fields = {"owner": user, "name": f"{NAME}s-cellar", "token_hash": "secret-hash"}
+    Node.objects.filter(pk=night["node"].pk).update(**fields, hardware={**night["node"].hardware, "hostname": HOST})
     Run.objects.filter(node_name=night["node"].name).update(node_name=f"{NAME}s-cellar")
+    train, lease = night["train"], Lease.objects.get(job=night["train"].job)
     node_tokens.create_join_token(owner=user)
+    LogChunk.objects.create(lease=lease, offset=1000, text=f"{HOST}: reading /home/{NAME}/data\n")
+    leases.lose_lease(lease, f"{NAME}s-cellar fell silent.")
+    Event.record("site", train, f"Resumes from step 10 on {NAME}s-cellar.")
+    Run.objects.filter(pk=night["best"].pk).update(reason=f"Cancelled by {NAME}: a typo.")
+    Event.record(NAME, night["best"], f"Cancelled by {NAME}: a typo.")
     Sponsor.objects.create(user=user, name="Wilhelmina W.")
     Volunteer.objects.create(user=user, name=NAME)
     Subscription.objects.create(user=user, kind="email", address="wil@example.org", secret="letter-secret")
@@ -91,6 +100,11 @@ def test_page_shows_and_downloads_own_data_only(client: Client, user: User) -> N
 def test_deleted_account_leaves_results_without_the_name(client: Client, user: User) -> None:
     runs, leases = Run.objects.count(), Lease.objects.count()
     client.force_login(user)
+    delete = client.post("/accounts/your-data/delete/", {"username": NAME})
+    assert delete.headers["Location"].startswith("/accounts/reauthenticate/")
+    client.post(delete.headers["Location"], {"password": "a wrong one"})
+    assert User.objects.filter(pk=user.pk).exists()
+    client.post("/accounts/reauthenticate/", {"password": PASSWORD})
     assert client.post("/accounts/your-data/delete/", {"username": "x"}).status_code == 400
     assert User.objects.filter(pk=user.pk).exists()
     assert client.post("/accounts/your-data/delete/", {"username": NAME}).headers["Location"] == "/privacy/"
@@ -107,6 +121,7 @@ def test_deleted_account_leaves_results_without_the_name(client: Client, user: U
         assert "wil-on-github" not in content, page
     assert not find_text(NAME)
     assert not find_text("wil-on-github")
+    assert not find_text(HOST)
 
 
 def test_deletion_keeps_the_names_of_other_authors(user: User) -> None:
@@ -151,7 +166,7 @@ def test_deletion_hides_the_author_of_every_job(user: User) -> None:
 )
 def test_replaced_name_is_a_whole_word(sentence: str, expected: str) -> None:
     event = Event.objects.create(actor="a", target_kind="user", target_id=1, sentence=sentence)
-    replace_words(Event.objects.all(), "a", "X")
+    replace_words(Event.objects.all(), "sentence", "a", "X")
     event.refresh_from_db()
     assert event.sentence == expected
 

@@ -25,7 +25,7 @@ from tests.support.paths import REPOSITORY
 from tests.support.pool import HARDWARE
 from trainer import protocol
 from trainer.accounting.budget import Budget
-from trainer.node.labels import derive_labels
+from trainer.node.hardware import derive_labels
 
 pytestmark = pytest.mark.processes
 

@@ -9,8 +9,7 @@ from typing import Self
 from tests.support.waits import WAIT_SECONDS
 from trainer.node.agent import Agent, AgentStoppedError
 from trainer.node.identity import Identity
-from trainer.node.poll import PollLoop
-from trainer.node.slot_loops import run_slots
+from trainer.node.slot_loops import PollLoop, run_slots
 
 
 class AgentThread:

@@ -6,9 +6,9 @@ import hashlib
 from typing import Any
 
 from leaderboard.models import Entry, Run, TracedGraph
-from scheduler import storage, transitions
-from scheduler.job_kinds import get_job_kind
+from scheduler import storage
 from scheduler.models import Blob, Job, JobFile
+from tests.support.node_jobs import finish_job
 from trainer import protocol
 
 SUMMARY: dict[str, Any] = {
@@ -48,15 +48,9 @@ def finish_trace(run: Run, *, passed: bool = True, sentence: str = "It traces an
     run.refresh_from_db()
     assert run.graph is not None
     graph = attach_graph(run.graph.job, **summary)
-    finish_smoke_job(run.graph.job, {"passed": passed, "sentence": sentence, "checks": [], "graph": graph})
+    finish_job(run.graph.job, {"passed": passed, "sentence": sentence, "checks": [], "graph": graph})
     run.refresh_from_db()
     return run
-
-
-def finish_smoke_job(job: Job, result: dict[str, Any]) -> None:
-    states = [Job.State.QUEUED, Job.State.LEASED]
-    assert transitions.change_job_state(job, Job.State.DONE, since=states, actor="site", message="Done.")
-    get_job_kind(job).handle_done(job, result)
 
 
 def store_graph(entry: Entry, **summary: Any) -> TracedGraph:

@@ -12,11 +12,11 @@ from django.utils import timezone
 from leaderboard import events, outbox
 from leaderboard.integrations.github import deliveries
 from leaderboard.models import OutboxMessage
-from scheduler.job_kinds import get_job_kind
 from scheduler.models import Job
 from tests.leaderboard.conftest import Repository
 from tests.support import github_payloads as payloads
 from tests.support.github_server import GitHub, compute_user_id
+from tests.support.node_jobs import finish_job
 
 BODY = "---\ntrack: small\nhypothesis: It helps.\nexpected_effect: 3 %\ncontact: @ada\n---\n"
 REPOSITORY_NAME, NUMBER = "trains/daily", 7
@@ -76,11 +76,7 @@ class PullRequestAuthor:
     ) -> None:
         """Finish the queued smoke test with this result."""
         job = Job.objects.get(kind="smoke", state=Job.State.QUEUED)
-        Job.objects.filter(pk=job.pk).update(state=Job.State.DONE)
-        job.refresh_from_db()
-        get_job_kind(job).handle_done(
-            job, {"passed": passed, "sentence": sentence, "checks": [], "seconds": 40, **result}
-        )
+        finish_job(job, {"passed": passed, "sentence": sentence, "checks": [], "seconds": 40, **result})
         self.process_pending_work()
 
     # --- the site -----------------------------------------------------------------------------------------------------
@@ -89,18 +85,18 @@ class PullRequestAuthor:
         """Store GitHub's last delivery, if no webhook is set up, and process what follows from it."""
         if not self.github.hook["url"]:
             delivery = self.github.deliveries[0]
-            self.process_delivery(delivery["event"], delivery["payload"], delivery["guid"])
+            self.process_delivery(delivery["event"], delivery["payload"])
         if process_now:
             self.process_pending_work()
 
-    def process_delivery(self, event: str, payload: dict[str, Any], guid: str = "") -> None:
-        deliveries.store_delivery(guid or str(uuid.uuid4()), event, uuid.uuid4().bytes, payload)
-        deliveries.process_due()
+    def process_delivery(self, event: str, payload: dict[str, Any]) -> None:
+        if message := deliveries.store_delivery(event, uuid.uuid4().bytes, payload):
+            outbox.process_message(message.pk)
 
     def process_pending_work(self, *, once: bool = False) -> None:
-        """Process deliveries, events and outbox messages until none is pending."""
+        """Process events and outbox messages until none is pending."""
         for _ in range(1 if once else 20):
-            processed = deliveries.process_due() + events.announce_events()
+            processed = events.announce_events()
             OutboxMessage.objects.filter(state=OutboxMessage.State.PENDING).update(not_before=timezone.now())
             if not processed + outbox.process_due():
                 return

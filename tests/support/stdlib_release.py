@@ -83,6 +83,8 @@ words = sys.argv[1:]
 options = {word: words[i + 1] for i, word in enumerate(words[:-1]) if word.startswith("--")}
 run = Path(sys.argv[1])
 sys.stderr.write("scoring" + chr(10))
+text = Path(options["--dataset"]) / "test" / "00000.bin" if "--dataset" in options else None
+text = text or Path(options["--corpus"].removeprefix("files:"))
 if json.loads((run / "run.json").read_text()).get("sleeps"):
     time.sleep(60)
 if json.loads((run / "run.json").read_text()).get("cheats"):
@@ -101,9 +103,20 @@ print(json.dumps({
         str(path.relative_to(options["--eval-data"])): path.read_text()
         for path in sorted(Path(options["--eval-data"]).rglob("*")) if path.is_file()
     } if "--eval-data" in options else None,
-    "test": (Path(options["--dataset"]) / "test" / "00000.bin").read_text(),
+    "test": text.read_text(), "sees_secret": text.with_name("secret").exists(),
     "tokenizer": (run / "tokenizer.json").exists(),
 }))
+"""
+
+DRAW = """
+import sys
+from pathlib import Path
+
+words = sys.argv[2:]
+options = dict(zip(words, words[1:]))
+split = (Path(sys.argv[1]) / "test" / "00000.bin").read_text()
+limit, secret = options["--limit-tokens"], Path(options["--secret"]).read_text()
+Path(options["--out"]).write_text(f"{limit} tokens of {split}, drawn by {secret}")
 """
 
 PROBE = """
@@ -205,6 +218,7 @@ FILES = {
     "trainer/scoring/compare_replay.py": REPLAY_COMPARE,
     "trainer/data/__init__.py": "",
     "trainer/cli/__main__.py": COMMAND,
+    "trainer/cli/draw.py": DRAW,
     "trainer/cli/prepare.py": PREPARE,
     "trainer/cli/score.py": SCORE,
     "trainer/cli/smoke.py": SMOKE,

@@ -70,7 +70,7 @@ H100_BYTES_PER_SECOND = 3.35e12  # of an H100 SXM's memory (NVIDIA's data sheet)
 
 
 FORM = re.compile(r"\b(rtx|pcie|nvl)\b| ")
-"""Words of GPU names that a node's label omits (`trainer.node.labels`)."""
+"""Words of GPU names that a node's label omits (`trainer.node.hardware`)."""
 
 
 def list_form_factors(model: str) -> list[str]:

@@ -96,11 +96,10 @@ def serve_site(
     options: argparse.Namespace, build_agent: Callable[[SiteClient, Path], Agent], can_volunteer: bool
 ) -> int:
     from trainer.node.agent import AgentStoppedError
-    from trainer.node.client import RequestRefusedError, SiteClient
+    from trainer.node.client import RequestRefusedError, SiteClient, UploadRate
     from trainer.node.console import configure_logging, log
     from trainer.node.hardware import describe_gpus
     from trainer.node.slot_loops import run_slots
-    from trainer.node.upload_rate import UploadRate
 
     configure_logging()
     client = SiteClient(options.server, options.token or "", upload_rate=UploadRate(options.upload_rate))

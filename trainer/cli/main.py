@@ -43,6 +43,7 @@ COMMANDS: dict[str, Command | CommandGroup] = {
     "try": Command("trainer.cli.try_idea:main", "measure ideas against a small ladder of the baseline"),
     "submit": Command("trainer.cli.submit:main", "propose the current commit: a pull request's text, or a run by API"),
     "score": Command("trainer.cli.score:main", "score a run on held-out text"),
+    "draw": Command("trainer.cli.draw:main", "draw the test text of a season by its secret"),
     "benchmarks": Command("trainer.cli.benchmarks:main", "download the evaluation data of benchmarks"),
     "sample": Command("trainer.cli.sample:main", "generate text with a run's model"),
     "chat": Command("trainer.cli.chat:main", "chat with a run's model"),

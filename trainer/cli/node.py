@@ -29,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def build_agent(client: SiteClient, home: Path) -> Agent:
         from trainer.node.agent import Agent
-        from trainer.node.extras import describe_missing_extras
+        from trainer.node.job_handlers import describe_missing_extras
 
         sandbox = choose_sandbox(options.sandbox)
         network = parse_network_args(options)

@@ -134,6 +134,9 @@ def describe_check_lines(record: dict[str, Any]) -> list[tuple[str, str]]:
     if products["tf32_nats_per_token"] is not None:
         difference, error = products["tf32_nats_per_token"], products["tf32_stderr"]
         rounding += f"; TF32 changes {difference:+.1e} ± {error:.1e} nats a token"
+    if training := record["checks"].get("training"):
+        verdict = "the graphs differ" if training["is_beyond_noise"] else "within its noise"
+        suite.append(("training graph", f"{training['nats']:+.1e} nats a token: {verdict}"))
     verdict = "uses later tokens" if found["is_beyond_rounding"] else "within rounding"
     return [
         ("later tokens", f"{found['nats_per_token']:+.1e} ± {found['stderr']:.1e} nats a token: {verdict}"),

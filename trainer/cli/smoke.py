@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import pydoc_data
 import sys
 import tempfile
 import time
@@ -46,6 +47,12 @@ STEPS = 200
 SECONDS = 120.0
 LIMITS = ResourceLimits(wall_seconds=900, memory_bytes=3 * 10**9, disk_bytes=500 * 10**6, processes=48)
 """Limits of the tracing sandbox."""
+TRACING_PARTS = (
+    *("__init__.py", "errors.py", "text_files.py", "accounting", "checkpoint", "config", "graph", "models", "ops"),
+    *("optim", "protocol", "smoke"),
+)
+"""What tracing imports of the trainer. The sandbox has no other part: no corpus and no code that reads data."""
+HIDDEN = (Path("/usr/share"), Path("/usr/local/share"), Path(pydoc_data.__file__).parent)  # text that nothing needs
 MAX_REPORT_BYTES = 100_000
 DEFAULT_SIZE = ("--preset", "daily-h100")  # the full size that is counted by default
 PASSED = "It imports, traces, fits, learns and sees no later token."
@@ -256,7 +263,8 @@ def build_sandbox_spec(
     command += ["--small-vocabulary-size", str(small_vocabulary_size), *flags]
     command += ["--vocabulary-size", str(options.vocabulary_size)] if options.vocabulary_size else []
     command += ["--trace-only"] if options.trace_only else []
-    mounts = [Mount(root / "trainer"), Mount(out, writable=True)]
+    mounts = [Mount(path) for name in TRACING_PARTS if (path := root / "trainer" / name).exists()]
+    mounts.append(Mount(out, writable=True))
     if options.config:
         file = options.config.resolve()
         if not file.is_file():
@@ -270,7 +278,9 @@ def build_sandbox_spec(
         "CUDA_VISIBLE_DEVICES": "",  # GPUs are not used
     }
     environment |= {name: os.environ[name] for name in WAIT_VARIABLES if name in os.environ}
-    return SandboxSpec(command, environment, mounts, out, LIMITS)
+    installed = Path(trainer.__file__).resolve().parent  # visible among the interpreter's packages
+    hidden = [path for path in (*HIDDEN, installed) if path.is_dir()]
+    return SandboxSpec(command, environment, mounts, out, LIMITS, hidden)
 
 
 def build_record(findings: Findings, vocabulary_size: int, sandbox: str, seconds: float) -> dict[str, Any]:

@@ -27,7 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def build_agent(client: SiteClient, home: Path) -> Agent:
         from trainer.node.agent import Agent
-        from trainer.node.extras import list_missing_extras
+        from trainer.node.job_handlers import list_missing_extras
         from trainer.sandbox import get_driver
 
         if "swarm" in list_missing_extras():

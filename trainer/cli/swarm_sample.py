@@ -13,7 +13,7 @@ from trainer.cli.sample import add_sampling_flags, build_sampler
 from trainer.errors import UserError
 from trainer.inference.sampling import PROMPTS
 from trainer.swarm import messages
-from trainer.swarm.sample_client import drop_control_characters, find_addresses, sample_swarm
+from trainer.swarm.sample_main import drop_control_characters, find_addresses, sample_swarm
 
 FLAGS = {
     "prompt": "--prompt",

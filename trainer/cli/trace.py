@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from trainer.cli import Parser, parse_positive_integer
+from trainer.config.model_config import import_architecture
 from trainer.errors import ExitCode, UserError, attribute_to_model, to_one_line
 from trainer.graph.summary import describe_traced, print_summary
 from trainer.graph.trace import trace_architecture
 from trainer.models.base import Architecture, ArchitectureConfig
-from trainer.training.model_sources import import_architecture
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -25,7 +25,6 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from trainer.data.dataset import get_cache_folder
 from trainer.errors import MachineError
 from trainer.ops.attention import activate_flash_attention
 from trainer.ops.devices import count_gpus, get_peak_gpu_memory_bytes, is_gpu_available, keep_freed_memory
@@ -148,6 +147,8 @@ def is_writable(folder: Path) -> bool:
 
 def set_cache_folder() -> None:
     """Set the cache folder unless the environment does. Before torch imports its compiler, which sets a default."""
+    from trainer.data.dataset import get_cache_folder  # what computes without data needs none of it
+
     folder = get_cache_folder().parent / "compiled"
     if not is_writable(folder):
         folder = Path(tempfile.gettempdir()) / "dailytrain-compiled"

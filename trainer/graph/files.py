@@ -38,8 +38,8 @@ from trainer.protocol.files import GRAPH_FILES
 MAX_DIMENSIONS = 8  # of a tensor
 MAX_ITEMS = 2**14  # of a list in a call, and of the tensors that an operator returns: a row's positions, one by one
 MAX_SIZE = 2**40  # of a factor of a size, a dimension, and the elements of a stored tensor
-MAX_CONSTANT_BYTES = 64_000  # of all constants of an architecture. Larger tables are computed by the constructor.
-MAX_COMPRESSED_BYTES = 20_000  # of calls, sizes, names and recipe (benchmarks/results/training-speed.md)
+MAX_CONSTANT_BYTES = 8_000
+"""Of constants, and of calls, sizes, names and recipe, compressed. Larger tables are computed by the constructor."""
 SIZE_NAMES = ("batch", "positions")  # sizes that are known only when a graph runs
 
 Size = int | str  # a number, or one of SIZE_NAMES
@@ -210,21 +210,17 @@ def count_constant_bytes(traced: TracedArchitecture) -> int:
 
 def check_constant_bytes(traced: TracedArchitecture) -> None:
     """Raise `GraphError` if the files hold more than an architecture needs: they could carry text or weights."""
-    graphs = traced.list_graphs()
-    compressed = count_compressed_bytes(traced.initialization, graphs, traced.recipe, MAX_COMPRESSED_BYTES)
-    if compressed > MAX_COMPRESSED_BYTES:
+    graphs, constants = traced.list_graphs(), traced.initialization.constants.values()
+    tensors = sum(constant.number_of_bytes for constant in constants)
+    left = MAX_CONSTANT_BYTES - tensors
+    if count_compressed_bytes(traced.initialization, graphs, traced.recipe, left) > left:
         calls = [call for graph in graphs for call in graph.iterate_calls()]
         longest = max(calls, key=lambda call: len(str(call.arguments)))
+        arguments = sum(1 for _ in iterate_values(longest.arguments))
         raise GraphError(
-            f"the graphs and the recipe have more than {MAX_COMPRESSED_BYTES:,} bytes, compressed, as a table in calls"
-            f" would: compute tables by formulas, and make layers alike (the longest of {len(calls):,} calls:"
-            f" {longest.operator}, {sum(1 for _ in iterate_values(longest.arguments)):,} arguments)"
-        )
-    size = count_constant_bytes(traced)
-    if size > MAX_CONSTANT_BYTES:
-        raise GraphError(
-            f"constants and calls have {size:,} bytes, and {MAX_CONSTANT_BYTES:,} are allowed:"
-            " compute tables in the constructor"
+            f"constants ({tensors:,} bytes), graphs and recipe have more than {MAX_CONSTANT_BYTES:,} bytes, compressed,"
+            " as a table would: compute tables by formulas in the constructor, and make layers alike (the longest of"
+            f" {len(calls):,} calls: {longest.operator}, {arguments:,} arguments)"
         )
 
 

@@ -17,13 +17,11 @@ from trainer import protocol
 from trainer.node.client import GaveUpError, ServerUnreachableError, SiteClient, retry_until_reachable
 from trainer.node.console import log
 from trainer.node.disk_quota import DiskQuota
-from trainer.node.extras import list_unsupported_kinds
 from trainer.node.gpu_monitor import GpuMonitor
-from trainer.node.gpus import GpuReader
-from trainer.node.gpus_nvml import open_gpu_reader
+from trainer.node.gpus import GpuReader, open_gpu_reader
 from trainer.node.hardware import detect_hardware
 from trainer.node.identity import Identity
-from trainer.node.job_handlers import JOB_HANDLERS, REPHRASE_KIND, SELF_TEST_KIND
+from trainer.node.job_handlers import JOB_HANDLERS, REPHRASE_KIND, SELF_TEST_KIND, list_unsupported_kinds
 from trainer.node.network_args import DEFAULT_NETWORK_ARGS, NetworkArgs
 from trainer.node.stop_signal import SponsorSignal, StopLevel
 from trainer.sandbox import SandboxDriver

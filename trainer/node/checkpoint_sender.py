@@ -13,12 +13,12 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from trainer.node.background_sender import BackgroundSender
 from trainer.node.client import SiteClient, build_file_ref, retry_until_reachable
 from trainer.node.console import log
 from trainer.node.job import Job
+from trainer.node.senders import BackgroundSender
 from trainer.node.stop_signal import StopSignal
-from trainer.node.uploads import upload_file
+from trainer.node.transfers import upload_file
 from trainer.protocol import BlobQuery, Checkpoint, CheckpointUploaded, FileRef, MissingBlobs
 from trainer.protocol.files import CHECKPOINTS_FOLDER, RUN_FILE
 from trainer.sandbox.safe_files import UnsafeFileError, list_folder, open_file, open_folder, read_json_object

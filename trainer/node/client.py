@@ -9,19 +9,20 @@ from __future__ import annotations
 
 import hashlib
 import os
+import statistics
+import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from io import BufferedReader
-from typing import NoReturn, TypeVar
+from typing import Literal, NoReturn, TypeVar
 from urllib.parse import urljoin, urlsplit
 
 import httpx
 from pydantic import ValidationError
 from tenacity import RetryCallState, Retrying, retry_if_exception_type, wait_random_exponential
 
-from trainer.node.transfer_speed import TransferSpeed
-from trainer.node.upload_rate import UploadRate
 from trainer.protocol import Acknowledgment, ErrorDetail, FileRef, Message, parse_lenient
 
 PREFIX = "/api/node/v1"
@@ -272,3 +273,54 @@ def build_file_ref(path: str, file: BufferedReader) -> FileRef:
     size = os.fstat(file.fileno()).st_size
     file.seek(0)
     return FileRef(path=path, sha256=digest, size=size)
+
+
+MIN_BYTES = 1_000_000  # a smaller transfer measures latency rather than speed
+HISTORY = 9
+
+Direction = Literal["up", "down"]
+
+
+class TransferSpeed:
+    """The median of the latest large transfers in each direction. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._latest: dict[Direction, deque[float]] = {"up": deque(maxlen=HISTORY), "down": deque(maxlen=HISTORY)}
+
+    def record(self, direction: Direction, size: int, seconds: float) -> None:
+        if size >= MIN_BYTES and seconds > 0:
+            self._latest[direction].append(size / seconds)
+
+    @property
+    def bytes_per_second(self) -> float | None:
+        """Speed of the slower direction; None before the first large transfer."""
+        medians = [statistics.median_high(latest) for latest in map(list, self._latest.values()) if latest]
+        return min(medians, default=None)
+
+
+CHUNKS_PER_SECOND = 4  # so that a slow upload is steady and no proxy closes it
+
+
+class UploadRate:
+    """Each chunk waits until those before it have had their time. Thread-safe."""
+
+    def __init__(self, bytes_per_second: int | None = None) -> None:
+        """None: no limit."""
+        self.bytes_per_second = bytes_per_second
+        self._lock = threading.Lock()
+        self._free_at = 0.0
+
+    @property
+    def chunk_bytes(self) -> int:
+        limit = self.bytes_per_second
+        return CHUNK_BYTES if limit is None else max(1, min(CHUNK_BYTES, limit // CHUNKS_PER_SECOND))
+
+    def wait_for(self, size: int) -> None:
+        """Wait until `size` bytes may be sent."""
+        if self.bytes_per_second is None:
+            return
+        with self._lock:
+            now = time.monotonic()
+            start = max(now, self._free_at)
+            self._free_at = start + size / self.bytes_per_second
+        time.sleep(start - now)

@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
+import codecs
 import os
+import re
+import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import IO, Literal
+from typing import IO, Literal, Protocol
 
 from trainer import protocol
 from trainer.node.archives import ENTRY_BYTES, RELEASE_BYTES, ArchiveError, unpack_archive
-from trainer.node.background_sender import BackgroundSender
 from trainer.node.blobs import BlobCache
 from trainer.node.client import SiteClient
 from trainer.node.console import log
-from trainer.node.downloads import download_file
 from trainer.node.outcome import JobFailedError, JobInterruptedError
-from trainer.node.output_capture import OutputCapture
 from trainer.node.slot_cleanup import MARK_VARIABLE, build_mark
-from trainer.node.slot_context import SlotContext
+from trainer.node.slots import SlotContext
 from trainer.node.stop_signal import StopLevel, StopSignal
+from trainer.node.transfers import download_file
 from trainer.node.workspace import Workspace
 from trainer.sandbox import ResourceLimits, SandboxDriver, SandboxProcess, SandboxSpec
 from trainer.sandbox.safe_files import parse_relative_path
@@ -33,6 +34,15 @@ PROGRESS_FACTOR = 2.0
 after a tenth of its time on any machine, so only one that hangs exceeds it."""
 GRACE_SECONDS = 120  # how long a job that should finish may take for its last checkpoint
 STOPPED_CODES = (130, 137, 143)  # exit codes of a process that was interrupted or killed
+
+
+class Sender(Protocol):
+    """A thread that sends what a job writes while it runs (`trainer.node.senders`)."""
+
+    def start(self) -> None: ...
+
+    def close(self) -> None:
+        """Send what is left, or give up."""
 
 
 class Job:
@@ -128,7 +138,7 @@ class Job:
         self,
         driver: SandboxDriver,
         spec: SandboxSpec,
-        senders: Sequence[BackgroundSender] = (),
+        senders: Sequence[Sender] = (),
         phase: Phase = "running",
         output: Path | None = None,
         progress: Path | None = None,
@@ -209,3 +219,35 @@ def start_process(driver: SandboxDriver, spec: SandboxSpec, output: Path | None)
         raise
     finally:
         os.close(write_end)
+
+
+OUTPUT_BYTES = 2 << 20  # kept of the output of one lease; the rest is dropped
+TRUNCATION_NOTE = f"\n[the output beyond {OUTPUT_BYTES >> 20} MiB is not kept]\n"
+CONTROL_CHARACTERS = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
+"""Terminal escape sequences, and characters that a page or a database cannot hold."""
+
+
+class OutputCapture(threading.Thread):
+    """Reads a pipe until no process holds it any more, and appends readable text to `file`."""
+
+    def __init__(self, pipe: IO[bytes], file: Path) -> None:
+        super().__init__(name="output capture", daemon=True)
+        self._pipe = pipe
+        self._file = file
+        self._bytes_left = OUTPUT_BYTES
+
+    def run(self) -> None:
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        with self._pipe, self._file.open("ab", buffering=0) as out:
+            while data := self._pipe.read1(65536):  # type: ignore[attr-defined]
+                self._write(decoder.decode(data), out)
+            self._write(decoder.decode(b"", final=True), out)
+
+    def _write(self, text: str, out: IO[bytes]) -> None:
+        if self._bytes_left <= 0:
+            return
+        data = CONTROL_CHARACTERS.sub("", text.replace("\r\n", "\n").replace("\r", "\n")).encode()
+        self._bytes_left -= len(data)
+        if self._bytes_left <= 0:
+            data = data[: self._bytes_left].decode(errors="ignore").encode() + TRUNCATION_NOTE.encode()
+        out.write(data)

@@ -7,7 +7,6 @@ from contextlib import ExitStack, suppress
 
 from trainer import protocol
 from trainer.node.archives import ArchiveError
-from trainer.node.background_sender import stop_on_refusal
 from trainer.node.checkpoint_sender import upload_missing_files
 from trainer.node.client import (
     DamagedFileError,
@@ -18,13 +17,12 @@ from trainer.node.client import (
     retry_until_reachable,
 )
 from trainer.node.console import log
-from trainer.node.heartbeat import HeartbeatLoop
+from trainer.node.identity import UntrustedOrderError, verify_order
 from trainer.node.job import Job
 from trainer.node.job_handlers import JOB_HANDLERS, REPHRASE_KIND
-from trainer.node.log_sender import LogSender
 from trainer.node.outcome import JobFailedError, JobInterruptedError, JobOutcome
-from trainer.node.signature import UntrustedOrderError, verify_order
-from trainer.node.slot_context import SlotContext
+from trainer.node.senders import HeartbeatLoop, LogSender, stop_on_refusal
+from trainer.node.slots import SlotContext
 from trainer.node.stop_signal import SponsorSignal, StopLevel, StopSignal
 from trainer.sandbox import SandboxError
 from trainer.sandbox.safe_files import UnsafeFileError, open_file, sanitize_line
@@ -69,7 +67,7 @@ def run_handler(job: Job) -> JobOutcome:
         log_sender.start()
         if job.spec.order.kind != REPHRASE_KIND:  # it downloads models to other folders
             job.context.quota.reserve(job.lease, int(job.limits.disk_bytes))
-        job.log(f"{handler.ACTIVITY} (attempt {job.spec.attempt}).")
+        job.log(f"{handler.activity} (attempt {job.spec.attempt}).")
         return handler.run(job)
     except (JobInterruptedError, GaveUpError):
         return describe_interruption(job.stop_signal)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 from trainer.errors import CRASH_SIGNALS, ExitCode, Fault, ProcessEnd, find_fault
 from trainer.protocol import Cause
 from trainer.sandbox import SandboxProcess
-from trainer.sandbox.safe_files import sanitize_line
+from trainer.sandbox.safe_files import read_json_object, sanitize_line
 
+RESULT_BYTES = 256_000
 CLAIMS_OF_PYTHON = ("model", "machine")
 """Faults that the Python of an entry may name: it could write any."""
 EXIT_REASONS = {
@@ -71,3 +73,13 @@ def explain_failure(
         return JobFailedError(f"{subject} ended without a result.", fault)
     how = f"was killed from outside (signal {code - 128})" if code and code > 128 else f"ended with exit code {code}"
     return JobFailedError(f"{subject}'s process {how}.", fault)
+
+
+def read_outcome(
+    process: SandboxProcess, out: Path, subject: str, is_graph: bool, files: tuple[str, ...] = ()
+) -> JobOutcome:
+    """Return what a process wrote to `result.json`; raise `JobFailedError` if it failed. As `explain_failure`."""
+    is_complete = process.limit_error is None and process.poll() == ExitCode.OK
+    if is_complete and (result := read_json_object(out, "result.json", RESULT_BYTES)) is not None:
+        return JobOutcome("done", result=result, files=files)
+    raise explain_failure(process, subject, is_graph, read_json_object(out, "failure.json", RESULT_BYTES))

@@ -12,7 +12,7 @@ import queue
 import random
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -20,7 +20,6 @@ from trainer import protocol
 from trainer.node.client import BACKOFF_MAX_SECONDS, BACKOFF_SECONDS, ServerUnreachableError, retry_until_reachable
 from trainer.node.job import Job
 from trainer.node.outcome import JobFailedError, JobInterruptedError
-from trainer.node.status_display import RephraseStats
 from trainer.node.stop_signal import StopLevel
 from trainer.rephrase.backends import (
     BackendError,
@@ -29,7 +28,7 @@ from trainer.rephrase.backends import (
     CompletionClient,
     PromptRejectedError,
 )
-from trainer.rephrase.checks import Thresholds, compute_duplicate_key, merge_thresholds
+from trainer.rephrase.checks import REASONS, Thresholds, compute_duplicate_key, merge_thresholds
 from trainer.rephrase.writing import ChunkResult, ChunkTask, rephrase_chunk
 
 TASKS_AHEAD = 3  # queued tasks per running one: work for the back end during a request to the site
@@ -44,6 +43,33 @@ MIN_EMPTY_SESSION_SECONDS = 20.0  # minimum duration of a session without packet
 TAKING_SHARE = 0.9  # share of the session's time in which packets are taken; the rest is for pending ones
 MAX_REJECTIONS = 5  # consecutive ones after which the back end, not the texts, is at fault
 SUBMIT_SECONDS = 60.0  # how long the site may take to check a batch
+SAMPLE_LENGTH = 240  # characters of a sample text that are shown
+MAX_REASONS = 4  # that are shown
+
+
+class RephraseStats:
+    """Counters of a session. Changed and read under its lock."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.started_at = time.monotonic()
+        self.packets = 0
+        self.outputs = 0
+        self.accepted = 0  # by the site
+        self.tokens = 0
+        self.writing = 0  # prompts that the back end is completing
+        self.waiting = 0  # tasks not yet sent to the back end
+        self.refused: Counter[str] = Counter()  # by the site, per reason
+        self.sample = ("", "", "")  # style, source and output of the latest text that passed our own checks
+        self.trouble = ""  # why the session waits for the back end; "" if it does not
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self.started_at
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.tokens / max(self.seconds, 1e-9)
 
 
 class SessionEndingError(Exception):
@@ -303,3 +329,35 @@ class RephraseSession:
         with self._stats.lock:
             self._stats.waiting += waiting
             self._stats.writing += writing
+
+
+def format_status_line(stats: RephraseStats) -> str:
+    with stats.lock:
+        share = f", {stats.accepted / stats.outputs:.0%} accepted" if stats.outputs else ""
+        return (
+            f"{stats.packets} packets submitted, {stats.outputs} texts{share},"
+            f" {stats.tokens_per_second:.0f} tokens/s. {stats.trouble}"
+        ).rstrip()
+
+
+def build_status_rows(stats: RephraseStats) -> list[tuple[str, str]]:
+    """Return name and value of each row of the panel."""
+    with stats.lock:
+        share = f"{stats.accepted / stats.outputs:.1%}" if stats.outputs else "-"
+        backend = f"{stats.tokens_per_second:,.0f} tokens/s, {stats.writing} being written, {stats.waiting} waiting"
+        style, source, output = stats.sample
+        rows = [
+            ("Packets", f"{stats.packets} submitted"),
+            ("Texts", f"{stats.outputs} submitted, {stats.accepted} accepted by the site ({share})"),
+            ("Back end", backend),
+            ("Time", time.strftime("%H:%M:%S", time.gmtime(stats.seconds))),
+        ]
+        rows += [("Waiting", stats.trouble)] if stats.trouble else []
+        reasons = stats.refused.most_common(MAX_REASONS)
+    rows += [(f"Refused {count}", REASONS.get(reason, reason)) for reason, count in reasons]
+    return rows + ([("Source", shorten_text(source)), (style.capitalize(), shorten_text(output))] if style else [])
+
+
+def shorten_text(text: str) -> str:
+    plain = " ".join(text.split())
+    return plain if len(plain) <= SAMPLE_LENGTH else f"{plain[:SAMPLE_LENGTH]}…"

@@ -9,10 +9,21 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from trainer.accounting.cores import WAIT_VARIABLES, limit_spinning
+from trainer.node.blobs import BlobCache, KeyedLocks
+from trainer.node.disk_quota import DiskQuota
+from trainer.node.gpu_monitor import GpuMonitor
+from trainer.node.identity import Identity
+from trainer.node.network_args import DEFAULT_NETWORK_ARGS, NetworkArgs
 from trainer.protocol import Gpu, split_evenly
+from trainer.sandbox import SandboxDriver
 from trainer.sandbox.gpu_devices import VISIBLE_GPUS_VARIABLE
+
+if TYPE_CHECKING:
+    from trainer.rephrase.flags import RephraseOffer
 
 INHERITED = (VISIBLE_GPUS_VARIABLE, "CUDA_DEVICE_ORDER", "NVIDIA_VISIBLE_DEVICES", "OMP_NUM_THREADS", *WAIT_VARIABLES)
 """Variables of the agent that a job's processes inherit."""
@@ -70,3 +81,19 @@ def split_into_slots(
         )
         for number in range(count)
     ]
+
+
+@dataclass(frozen=True)
+class SlotContext:
+    home: Path
+    identity: Identity
+    sandbox: SandboxDriver
+    blobs: BlobCache  # this and all other caches, `gpu_monitor` and `dataset_locks` are shared by all slots
+    weights: BlobCache  # of models that generate text
+    evaluation_data: BlobCache
+    quota: DiskQuota
+    gpu_monitor: GpuMonitor
+    slot: Slot
+    dataset_locks: KeyedLocks  # by hash, held while a dataset is downloaded or prepared
+    offer: RephraseOffer | None = None  # the rephrasing back end; None if there is none
+    network: NetworkArgs = DEFAULT_NETWORK_ARGS  # how other swarm machines reach this one

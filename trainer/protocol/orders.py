@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from trainer.protocol.files import BaseWeights, Checkpoint, DatasetPin, FileRef, GraphFiles
+from trainer.protocol.files import BaseWeights, Checkpoint, DatasetPin, FileRef, GraphFiles, Sha256
 from trainer.protocol.rephrase import RephraseOrder
 from trainer.protocol.swarm import SwarmOrder, SwarmSampleOrder, WorkerOrder
 from trainer.protocol.version import VERSION, Count, Identifier, JsonObject, Message, Name, Seconds
@@ -45,6 +45,8 @@ class ScoreOrder(Message):
     graph: GraphFiles | None = None  # as in the `TrainOrder` of that run
     limit_tokens: int | None = Field(default=None, ge=1, lt=2**31)
     """Score only so much of the test split, a fixed uniform sample of its documents. None: all."""
+    test_secret: Sha256 | None = None
+    """Draws that sample (`dailytrain draw`). For trusted nodes only, until the season has ended. None: public order."""
     reference: FileRef | None = None
     """Losses of the season's baseline on the same text (`losses.npy` of its own scoring), for the look-ahead check."""
     suite: tuple[Name, ...] = Field(default=(), max_length=1000)

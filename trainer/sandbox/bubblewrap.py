@@ -160,8 +160,10 @@ def build_bwrap_arguments(spec: SandboxSpec, info: int | None) -> list[str]:
         *(word for path in KERNEL_SETTINGS for word in ("--ro-bind-try", path, path)),
         *(word for path in list_gpu_devices(spec.environment) for word in ("--dev-bind", path, path)),
         *(word for path in list_interpreter_paths() for word in ("--ro-bind", path, path)),
+        *(word for path in spec.hidden for word in ("--tmpfs", str(path))),
         *(word for mount in spec.mounts for word in bind_mount(mount)),
         # What bubblewrap creates for itself is memory without a limit, so it becomes read-only.
+        *(word for path in spec.hidden for word in ("--remount-ro", str(path))),
         *["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", str(spec.folder), "--"],
     ]
 

@@ -45,3 +45,5 @@ class SandboxSpec:
     mounts: Sequence[Mount]  # besides these, only the interpreter's own folders are visible
     folder: Path  # working directory of the command
     limits: ResourceLimits
+    hidden: Sequence[Path] = ()
+    """Folders of the system and the interpreter that are empty inside, but for mounts. For bubblewrap only."""

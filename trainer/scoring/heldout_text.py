@@ -1,8 +1,13 @@
-"""The tokenized text that a model is scored on: every document of a corpus, or the test split of a dataset."""
+"""The tokenized text that a model is scored on: every document of a corpus, or the test split of a dataset.
+
+The test split of a dataset is a share of its documents that training never gets. A season scores a sample of it, drawn
+by a secret: an entry knows the text that may be drawn, and not the sample.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import hmac
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -35,14 +40,24 @@ def load_corpus(spec: str, tokenizer: Tokenizer, limit_tokens: int | None) -> li
 
 
 def load_test_split(dataset: Dataset, limit_tokens: int | None) -> list[EncodedDocument]:
-    """Return the dataset's test documents, ordered by SHA-256, so that a limit takes a fixed, uniform sample."""
+    """Return the dataset's test documents in the public order."""
+    return encode_documents(draw_test_documents(dataset), dataset.tokenizer, limit_tokens)
+
+
+def draw_test_documents(dataset: Dataset, secret: bytes | None = None) -> list[Document]:
+    """Return the dataset's test documents in an order whose first ones are a fixed, uniform sample.
+
+    The order is that of HMAC-SHA256(secret, text), or the public one of SHA-256(text).
+    """
     for shard in dataset.manifest["splits"]["test"]["shards"] if dataset.has_test else ():
         if hash_file(dataset.folder / shard["path"]) != shard["sha256"]:
             raise DatasetError(f"{dataset.folder / shard['path']} is damaged: its sha256 is not the manifest's")
-    documents = sorted(
-        iterate_test_documents(dataset), key=lambda document: hashlib.sha256(document.text.encode()).digest()
-    )
-    return encode_documents(documents, dataset.tokenizer, limit_tokens)
+
+    def compute_rank(document: Document) -> bytes:
+        text = document.text.encode()
+        return hashlib.sha256(text).digest() if secret is None else hmac.digest(secret, text, "sha256")
+
+    return sorted(iterate_test_documents(dataset), key=compute_rank)
 
 
 def encode_documents(

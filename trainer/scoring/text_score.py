@@ -5,19 +5,21 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import astuple, dataclass, replace
+from dataclasses import asdict, astuple, dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from trainer.graph.model import GraphModel
 from trainer.scoring.bits_per_byte import BitsPerByte
 from trainer.scoring.heldout_text import EncodedDocument
 from trainer.scoring.look_ahead import Correction, choose_draws, draw_positions, estimate_correction, estimate_reference
 from trainer.scoring.model_scorer import Losses, ModelScorer, Tokens, replace_later_tokens
-from trainer.scoring.passes import REPEATED_DRAWS, UNTRAINED_WINDOWS
+from trainer.scoring.passes import REPEATED_DRAWS, TRAINING_WINDOWS, UNTRAINED_WINDOWS
 from trainer.scoring.progress import ProgressCallback
 from trainer.scoring.tf32 import ProductPrecision, choose_precision, use_tf32
+from trainer.scoring.training_passes import PassDifference, compare_passes
 from trainer.scoring.windows import TextWindow, cut_windows, pad_rows
 
 MIN_UNTRAINED_WINDOWS = 8  # fewest windows whose spread says something
@@ -42,6 +44,7 @@ class TextScore:
     correction: Correction  # nats a token
     untrained: UntrainedScore
     precision: ProductPrecision
+    difference: PassDifference | None  # of both graphs; None: Python was scored
     documents: list[tuple[float, int]]  # of each document: bits with its share of the correction, bytes
     losses: Losses  # of every token, in the order of the documents: the reference for later entries
 
@@ -93,6 +96,11 @@ def score_text(
         if reference is None or len(reference) != len(flat):
             reference = estimate_reference(tokens, scorer.vocabulary_size)
         correction = correct_for_later_tokens(scorer, rows, losses, reference, progress, rng)
+        difference = None
+        if isinstance(scorer.model, GraphModel):
+            chosen = rng.permutation(count)[:TRAINING_WINDOWS]
+            own = (rows.inputs[chosen], rows.targets[chosen], rows.mask[chosen], losses[chosen])
+            difference = compare_passes(scorer, *own)
     sizes = [text.size for text in texts]
     parts = np.split(flat, np.cumsum([len(text.tokens) for text in texts])[:-1])
     plain = BitsPerByte.from_documents(parts, sizes, [byte_lengths[text.tokens] for text in texts])
@@ -102,6 +110,7 @@ def score_text(
         correction=correction,
         untrained=before_training,
         precision=precision,
+        difference=difference,
         documents=[
             (float(part.sum() + correction.nats * len(part)) / math.log(2), size)
             for part, size in zip(parts, sizes, strict=True)
@@ -186,7 +195,10 @@ def score_untrained(
 
 def describe_checks(score: TextScore) -> dict[str, Any]:
     """Return what stands under `checks` in the JSON of `dailytrain score`."""
+    difference = score.difference
+    training = difference and {**asdict(difference), "is_beyond_noise": difference.is_beyond_noise}
     return {
+        **({"training": training} if training else {}),
         "look_ahead": {
             "nats_per_token": score.correction.nats,
             "stderr": score.correction.stderr,

@@ -20,6 +20,7 @@ import torch
 
 from trainer import errors
 from trainer.checkpoint.files import atomic_write_json
+from trainer.config.model_config import configure_model, import_architecture
 from trainer.config.parsing import parse_config
 from trainer.config.recipe_overrides import override_recipe
 from trainer.config.train_config import ResolvedConfig, TrainConfig, resolve_config
@@ -29,7 +30,6 @@ from trainer.graph.model import read_recipe
 from trainer.graph.trace import trace_architecture
 from trainer.models import ARCHITECTURES, UnknownArchitectureError
 from trainer.models.base import Architecture, ArchitectureConfig, LanguageModel
-from trainer.training.model_sources import configure_model, import_architecture
 
 REPORT_FILE = "smoke.json"
 REQUIRED_NAMES = ("Config", "Model", "recipe")  # defined by every architecture

@@ -36,7 +36,7 @@ class SwarmConfig(Message):
     precision: Literal["fp32", "bf16"] = "fp32"
     """Precision of matrix products; weights, gradient sums and the optimizer are fp32."""
     wire: Wire = "fp32"
-    """How hidden states and their gradients are sent (`trainer.swarm.wire`). Only fp32 is exact."""
+    """How hidden states and their gradients are sent (`trainer.swarm.frames`). Only fp32 is exact."""
     sums: Literal["fp32", "bf16"] = "fp32"  # Dtype in which peers of a stage exchange gradient sums
     audit: float = Field(default=0.02, ge=0, le=1)
     """Probability, per peer and step, that another peer of its stage recomputes its share."""

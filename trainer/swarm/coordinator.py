@@ -23,12 +23,10 @@ from trainer.swarm import checkpoint, messages, rebalance
 from trainer.swarm.data import Batches
 from trainer.swarm.fault_injection import FaultInjector
 from trainer.swarm.frames import CallError, CallRefusedError, PeerUnreachableError, RpcFrame
-from trainer.swarm.inference import evaluate_dev
 from trainer.swarm.journal import Journal, JournalLine, JournalState, read_journal
 from trainer.swarm.membership import LOAD_SECONDS, Admit, Guest, Membership, member_from_line
-from trainer.swarm.sampling import SamplingService, SwarmText
-from trainer.swarm.stage_client import StageClient
-from trainer.swarm.state_transfer import fetch_state, send_state
+from trainer.swarm.sampling import SamplingService, SwarmText, evaluate_dev
+from trainer.swarm.stage_client import StageClient, fetch_state, send_state
 from trainer.swarm.transaction import StageLostError, Transaction, raise_if_diverged
 from trainer.swarm.transport import Route, Transport, get_loop_time
 

@@ -12,7 +12,7 @@ Methods, served by `trainer.swarm.worker` and `coordinator`:
     prepare    coordinator -> worker    freeze, reduce the stage's gradient sums, and vote
     compare_replay   the same           return the distance of a peer's sum from a replay
     commit     coordinator -> worker    make the update
-    snapshot   worker -> worker         a part of a worker's own sum; `reduced`: a part of the reduced sum
+    snapshot   worker -> worker         a part of a worker's own sum
     state      -> worker, coordinator   weights and optimizer state of a stage
     shutdown   coordinator -> worker    the run is over
     sample     anyone -> coordinator    continue a text; the reply is a stream of `SampledText`

@@ -16,11 +16,17 @@ from torch import Tensor
 
 from trainer.swarm import messages, trust
 from trainer.swarm.config import SwarmConfig
-from trainer.swarm.frames import CallError, CallRefusedError, MalformedFrameError, RpcFrame
+from trainer.swarm.frames import (
+    CallError,
+    CallRefusedError,
+    MalformedFrameError,
+    RpcFrame,
+    decode_tensor,
+    encode_tensor,
+)
 from trainer.swarm.stage import ForwardRecord
 from trainer.swarm.stage_client import DIVERGED, ReplyCheck, StageClient
 from trainer.swarm.transport import Transport, get_loop_time
-from trainer.swarm.wire import decode_tensor, encode_tensor
 
 MAX_CONFIRMATIONS = 3  # Peers that compute one gradient: two, and a third if these disagree
 

@@ -1,4 +1,4 @@
-"""Sampling of text from the model that a swarm trains, by its coordinator.
+"""Inference with the model that a swarm trains, by its coordinator: text, and the loss on dev.
 
 Hidden states travel from stage to stage, one token at a time; each stage keeps the keys and values, or the recurrent
 state, of its blocks. An update of the weights, or the loss of a peer, makes these caches useless: then the stages read
@@ -19,6 +19,7 @@ from trainer.data.tokenizer import Tokenizer
 from trainer.inference.sampling import Sampler
 from trainer.swarm import messages
 from trainer.swarm.config import SwarmConfig
+from trainer.swarm.data import Batches
 from trainer.swarm.frames import CallRefusedError, RpcFrame
 from trainer.swarm.next_stage_client import describe_non_finite, get_single_tensor
 from trainer.swarm.stage_client import StageClient
@@ -153,3 +154,15 @@ class SamplingService:
                 yield messages.SampledText(text=piece, tokens=count, step=text.step)
         ended = "end of text" if is_ended else "length"
         yield messages.SampledText(text=decoder.decode(b"", final=True), tokens=count, step=text.step, ended=ended)
+
+
+async def evaluate_dev(
+    client: StageClient, batches: Batches, step: int, timeout: float, rows: int = 32
+) -> tuple[float, int]:
+    """Return the loss on the first `rows` rows of dev, in nats per target, and the number of targets."""
+    nats, targets = 0.0, 0
+    for number, (x, y) in enumerate(batches.iter_dev(rows)):
+        request = messages.RunRequest(step=step, micro_batch=number, mode="nats", timeout=timeout)
+        reply, _ = await client.call_stage(messages.to_frame(request, x, y), batches.config.stages, timeout, x.numel())
+        nats, targets = nats + float(reply.tensors[0].double().sum()), targets + int((y >= 0).sum())
+    return nats / max(targets, 1), targets

@@ -1,4 +1,4 @@
-"""A client for one stage: it sends each micro-batch to one peer of the stage, and retries with others."""
+"""A client for one stage: it sends each micro-batch to one peer of the stage, retries with others, reads its state."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import logging
 import random
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+
+from torch import Tensor
 
 from trainer.swarm import messages
 from trainer.swarm.frames import CallError, CallRefusedError, MalformedFrameError, RpcFrame
@@ -150,3 +152,21 @@ class StageClient:
         log.info("%s is banned for %.0f s: %s", shorten(peer), seconds, reason)
         self.router.ban(peer, get_loop_time(), seconds)
         self.on_ban(peer, reason)
+
+
+MAX_TENSOR_BYTES = 2**34
+
+
+async def fetch_state(
+    transport: Transport, peer: str, request: messages.StateRequest, timeout: float
+) -> dict[str, Tensor]:
+    """Read a stage's state from a peer; `timeout` is per tensor. Raise `CallError`, or ValueError for a bad frame."""
+    state: dict[str, Tensor] = {}
+    async for frame in transport.stream(peer, "state", messages.to_frame(request), timeout, MAX_TENSOR_BYTES):
+        (state[messages.parse_message(messages.StateTensor, frame).name],) = frame.tensors
+    return state
+
+
+async def send_state(state: Mapping[str, Tensor]) -> AsyncIterator[RpcFrame]:
+    for name, tensor in state.items():
+        yield messages.to_frame(messages.StateTensor(name=name), tensor)

@@ -25,8 +25,8 @@ from trainer.swarm.audit import Audit
 from trainer.swarm.data import Batches
 from trainer.swarm.frames import CallError, CallRefusedError, MalformedFrameError, RpcFrame
 from trainer.swarm.membership import Membership, raise_if_failed
-from trainer.swarm.reduce import gather_or_cancel
 from trainer.swarm.stage_client import DIVERGED, StageClient
+from trainer.swarm.sum_exchange import gather_or_cancel
 from trainer.swarm.transport import shorten
 
 MAX_BLAMES = 2  # A peer is evicted after this many attempts in which others could not read its gradient sum

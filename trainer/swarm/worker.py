@@ -12,7 +12,6 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -22,14 +21,19 @@ from trainer.protocol import Message
 from trainer.protocol.version import MessageT
 from trainer.swarm import messages, trust
 from trainer.swarm.fault_injection import FaultInjector
-from trainer.swarm.frames import CallError, CallRefusedError, MalformedFrameError, RpcFrame
+from trainer.swarm.frames import (
+    CallError,
+    CallRefusedError,
+    MalformedFrameError,
+    RpcFrame,
+    decode_tensor,
+    encode_tensor,
+)
 from trainer.swarm.next_stage_client import NextStageClient, describe_non_finite
 from trainer.swarm.stage import ForwardRecord, Stage, StateError
-from trainer.swarm.stage_client import MAX_HIDDEN_BYTES
-from trainer.swarm.state_transfer import fetch_state, send_state
+from trainer.swarm.stage_client import MAX_HIDDEN_BYTES, fetch_state, send_state
 from trainer.swarm.sum_exchange import SumExchange
 from trainer.swarm.transport import Handler, Route, Transport, get_loop_time
-from trainer.swarm.wire import decode_tensor, encode_tensor
 from trainer.swarm.worker_state import WorkerState
 
 GIVE_UP_SECONDS = 900.0  # A worker stops if the coordinator does not reply for this long
@@ -84,8 +88,7 @@ class Worker:
         routes = {name: Route(h, self.is_coordinator, MAX_MESSAGE_BYTES) for name, h in handlers.items()}
         routes["run"] = Route(self.on_run, self.may_run, MAX_HIDDEN_BYTES)
         routes["state"] = Route(self.on_state, self.may_load, MAX_MESSAGE_BYTES)
-        for which in ("snapshot", "reduced"):
-            routes[which] = Route(partial(self.serve_sum, which), self.is_member, MAX_MESSAGE_BYTES)
+        routes["snapshot"] = Route(self.serve_sum, self.is_member, MAX_MESSAGE_BYTES)
         await self.transport.serve(routes)
         await self.send_hellos()
 
@@ -186,7 +189,6 @@ class Worker:
             raise CallRefusedError("unreadable", f"{order.sources[0].name}: {error}") from error
         slots = await self.run_in_thread(worker.plan_memory)
         self.slots, self.next_stage = asyncio.Semaphore(slots), None
-        self.get_exchange().published.clear()
         log.info("stage %d of %d at step %d", order.stage, worker.config.stages, order.step)
         return messages.Loaded(parameters=stage.gradient_sum.numel(), slots=slots)
 
@@ -302,14 +304,12 @@ class Worker:
         await self.faults.trigger("frozen", request.step)
         return await exchange.vote(request)
 
-    async def serve_sum(self, which: str, _: str, frame: RpcFrame) -> RpcFrame:
-        return await self.get_exchange().serve_part(which, frame)
+    async def serve_sum(self, caller: str, frame: RpcFrame) -> RpcFrame:
+        return await self.get_exchange().serve_part(caller, frame)
 
     async def on_commit(self, order: messages.Commit) -> messages.Committed:
         await self.faults.trigger("committing", order.step)
-        committed = await self.run_in_thread(self.get_state().commit, order)
-        self.get_exchange().published.clear()
-        return committed
+        return await self.run_in_thread(self.get_state().commit, order)
 
 
 def build_handler(kind: type[MessageT], function: Callable[[MessageT], Awaitable[Message | None]]) -> Handler:

@@ -243,11 +243,3 @@ class WorkerState:
             self.reset_step()
             self.caches.clear()
         return Committed(step=stage.version)
-
-
-def sum_in_order(parts: Sequence[Tensor]) -> Tensor:
-    """Add tensors in fp32 in this order: the same order gives the same bits."""
-    total = parts[0].float() if parts[0].dtype != torch.float32 else parts[0].clone()
-    for part in parts[1:]:
-        total.add_(part)
-    return total

@@ -6,7 +6,6 @@ import dataclasses
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,8 +13,8 @@ import torch
 from rich.console import Console
 from torch import Tensor, nn
 
-from trainer import errors
 from trainer.accounting import flops
+from trainer.config.model_config import configure_model, import_architecture
 from trainer.config.train_config import ConfigError, ResolvedConfig, TrainConfig
 from trainer.data.tokenizer import Tokenizer
 from trainer.errors import ModelError, attribute_to_model
@@ -23,7 +22,7 @@ from trainer.graph.counting import count_training_cost
 from trainer.graph.files import GraphError, TracedArchitecture, check_saved_dtype
 from trainer.graph.initialization import count_charged_flops
 from trainer.graph.model import build_model, build_model_without_data, read_recipe
-from trainer.models import PRESETS, check_architecture_name, load_architecture
+from trainer.models import PRESETS
 from trainer.models.base import Architecture, ArchitectureConfig, LanguageModel, Recipe
 from trainer.optim import optimizers as optim
 
@@ -199,56 +198,11 @@ def build_model_source(config: TrainConfig, resolved: ResolvedConfig, saved: Map
     return ModelSource(config, resolved, saved, None if config.graph else import_architecture(config.arch))
 
 
-def import_architecture(name: str) -> Architecture:
-    """Raises `UserError` for an unknown name, `ModelError` for broken Python."""
-    check_architecture_name(name)
-    with attribute_to_model(f"while the architecture {name} was imported"):
-        return load_architecture(name)
-
-
 def check_saved_dtypes(model: LanguageModel) -> None:
     """Raise `GraphError` for a tensor that no checkpoint can hold. Those of graphs include buffers of random values."""
     for name, tensor in model.state_dict(keep_vars=True).items():
         kind = "parameter" if isinstance(tensor, nn.Parameter) else "buffer"
         check_saved_dtype(kind, name, str(tensor.dtype).removeprefix("torch."))
-
-
-def configure_model(
-    module: Architecture,
-    config: TrainConfig,
-    resolved: ResolvedConfig,
-    end_of_text: int,
-    vocabulary_size: int,
-    inherited: Mapping[str, Any] = MappingProxyType({}),
-) -> ArchitectureConfig:
-    """Return the model's configuration: the sizes for the depth, then the base checkpoint's fields (`inherited`), then
-    the configured fields."""
-    sized = module.Config.sized(resolved.depth, vocabulary_size, resolved.sequence_length)
-    fields = {field.name for field in dataclasses.fields(sized)}
-    known = fields - {"vocabulary_size", "sequence_length", "end_of_text"}
-    sized = dataclasses.replace(sized, **{name: value for name, value in inherited.items() if name in known})
-    # An architecture of a fixed size ignores the depth that a track or a preset sets for all architectures.
-    settable = known - {"depth"} if config.arch in PRESETS else known
-    overrides = {name: value for name, value in config.model.items() if name in settable}
-    unknown = set(config.model) - known - {"depth"}
-    if unknown:
-        options = ", ".join(sorted({"depth", *known}))
-        raise ConfigError(f"{config.arch} has no option {min(unknown)!r}; it has {options}")
-    overrides = {name: convert_field(name, value, getattr(sized, name)) for name, value in overrides.items()}
-    special_tokens = {"end_of_text": end_of_text} if "end_of_text" in fields else {}
-    try:
-        return dataclasses.replace(sized, **overrides, **special_tokens)
-    except ValueError as error:
-        raise ConfigError(errors.to_one_line(error)) from error
-
-
-def convert_field(name: str, value: Any, default: Any) -> Any:
-    """Return a configured value with the type of the field's default: whole numbers become `float` where it is one."""
-    if isinstance(default, float) and type(value) is int:
-        return float(value)
-    if type(value) is not type(default):
-        raise ConfigError(f"model.{name} cannot be {value!r}: it is of type {type(default).__name__}")
-    return value
 
 
 # --- random numbers ---------------------------------------------------------------------------------------------------

@@ -17,13 +17,13 @@ from typing import Any
 
 import trainer
 from trainer.accounting.budget import Budget
+from trainer.config.model_config import configure_model, import_architecture
 from trainer.config.parsing import parse_config
 from trainer.config.recipe_overrides import flatten_table, override_recipe
 from trainer.config.train_config import resolve_config
 from trainer.errors import ModelError, UserError
 from trainer.models import ARCHITECTURES, PRESETS, check_architecture_name
 from trainer.text_files import decode_text
-from trainer.training.model_sources import configure_model, import_architecture
 
 BASELINE = "gpt"
 RUNGS = (0.25, 0.5, 1.0, 2.0)

@@ -1,27 +1,23 @@
-"""Webhook deliveries: stored as rows, then processed in order for each pull request.
+"""Webhook deliveries: rows of the outbox (`github.delivery`), and the handlers of installations of the site's App.
 
-While GitHub waits for its answer, only `store_delivery` runs: one row, no broker. The schedule calls `process_due`. A
-handler can run twice if a process dies, so it makes conditional UPDATEs and enqueues outbox messages only.
+While GitHub waits for its answer, only `store_delivery` runs: one row, no broker. Deliveries may be processed in any
+order, and a handler runs again if its process dies: handlers compare what GitHub says with the rows.
 """
 
 from __future__ import annotations
 
 import hashlib
-import logging
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any
 
-from django.db import IntegrityError, models, transaction
-from django.db.models import F
 from django.utils import timezone
 from django.utils.module_loading import import_string
 
-from leaderboard.models import Delivery, Installation
-from leaderboard.outbox import PermanentError, RetryLater, get_retry_wait
+from leaderboard.models import Installation, OutboxMessage
+from leaderboard.outbox import PermanentError, RetryLater
 
-logger = logging.getLogger(__name__)
-
+KIND = "github.delivery"
 Handler = Callable[[dict[str, Any], int | None], str | None]
 # (payload, number of the installation) -> why the delivery was ignored, or None
 
@@ -31,48 +27,45 @@ EVENTS: dict[str, str] = {
     "check_run": "leaderboard.integrations.github.slash_commands.handle_check_run",
     "installation": "leaderboard.integrations.github.deliveries.handle_installation",
     "installation_repositories": "leaderboard.integrations.github.deliveries.handle_repositories",
-}  # event: dotted path of its handler; other events are accepted and ignored
+}  # event: dotted path of its handler; other events are accepted and not stored
 
 GONE = {"deleted", "suspend"}
 BACK = {"created", "unsuspend", "new_permissions_accepted"}
-CLAIM_TIME = timedelta(minutes=10)  # then another process may retry
-MAX_ATTEMPTS = 8  # then a delivery has failed; GitHub can redeliver it under the same id
-PAYLOAD_RETENTION = timedelta(days=30)  # ids and digests stay for ever, to detect replays
+MAX_ATTEMPTS = 8  # then a delivery that its handler cannot process has failed; GitHub can redeliver it
+PAYLOAD_RETENTION = timedelta(days=30)  # digests stay for ever, to detect replays
 
 
-def store_delivery(guid: str, event: str, body: bytes, payload: dict[str, Any]) -> Delivery | None:
-    """Store a delivery; return None if its id or its body is known.
+def store_delivery(event: str, body: bytes, payload: dict[str, Any]) -> OutboxMessage | None:
+    """Store a delivery; return None if its body is known.
 
-    GitHub's signature covers the body only, so a replay could have another id.
+    GitHub's signature covers the body only, so its digest is the key. A failed delivery that comes again is retried.
     """
-    is_handled = event in EVENTS
-    fields = {
-        "event": event,
-        "action": as_text(payload.get("action"))[:60],
-        "digest": hashlib.sha256(body).hexdigest(),
-        "subject": get_subject(payload)[:220],
-        "payload": payload if is_handled else {},
-        "state": Delivery.State.NEW if is_handled else Delivery.State.IGNORED,
-    }
+    key = f"{KIND}:{hashlib.sha256(body).hexdigest()}"
+    fields = {"kind": KIND, "payload": {"event": event, "body": payload}}
+    message, is_new = OutboxMessage.objects.get_or_create(key=key, defaults=fields)
+    failed = OutboxMessage.objects.filter(pk=message.pk, state=OutboxMessage.State.FAILED).exclude(payload={})
+    again = {"state": OutboxMessage.State.PENDING, "attempts": 0, "not_before": timezone.now(), "problem": ""}
+    return message if is_new or failed.update(**again) else None
+
+
+def process_delivery(message: OutboxMessage) -> Mapping[str, Any]:
+    """Handler of `KIND`."""
+    event, payload = message.payload["event"], message.payload["body"]
+    handler: Handler = import_string(EVENTS[event])
     try:
-        with transaction.atomic():
-            return Delivery.objects.create(guid=guid, **fields)
-    except IntegrityError:
-        pass
-    # A failed delivery is retried when GitHub redelivers it.
-    failed = Delivery.objects.filter(guid=guid, state=Delivery.State.FAILED).exclude(payload={})
-    if not failed.update(state=Delivery.State.NEW, attempts=0, not_before=timezone.now(), problem=""):
-        return None
-    return Delivery.objects.get(guid=guid)
+        ignored = handler(payload, as_number(get_nested(payload, "installation", "id")))
+    except (PermanentError, RetryLater):
+        raise
+    except Exception as error:
+        if message.attempts < MAX_ATTEMPTS:
+            raise
+        raise PermanentError(f"{type(error).__name__}: {error}") from error
+    return {"ignored": ignored or ""}
 
 
-def get_subject(payload: Mapping[str, Any]) -> str:
-    """Return the subject of a delivery. Deliveries with the same subject are processed in order."""
-    repository = get_nested(payload, "repository", "full_name")
-    number = get_nested(payload, "pull_request", "number") or get_nested(payload, "issue", "number")
-    if repository:
-        return f"{repository}#{number}" if number else as_text(repository)
-    return f"installation {get_nested(payload, 'installation', 'id') or ''}"
+def delete_old_payloads() -> int:
+    ended = OutboxMessage.objects.filter(kind=KIND, state__in=(OutboxMessage.State.DONE, OutboxMessage.State.FAILED))
+    return ended.filter(created_at__lt=timezone.now() - PAYLOAD_RETENTION).exclude(payload={}).update(payload={})
 
 
 def get_nested(payload: Any, *names: str) -> Any:
@@ -90,73 +83,6 @@ def as_text(value: Any) -> str:
 def as_number(value: Any, limit: int = 2**63) -> int | None:
     """Return a number of GitHub's that a column can hold: from 1 to below the limit."""
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value < limit else None
-
-
-# --- processing -------------------------------------------------------------------------------------------------------
-
-
-def process_due(limit: int = 200) -> int:
-    """Process due deliveries, one subject after the other, and return their number."""
-    count = 0
-    for subject in dict.fromkeys(Delivery.objects.due().values_list("subject", flat=True)[:limit]):
-        while (delivery := claim_next(subject)) is not None:
-            process_delivery(delivery)
-            count += 1
-    return count
-
-
-def claim_next(subject: str) -> Delivery | None:
-    """Claim the first due delivery, unless another process works on the same subject."""
-    now = timezone.now()
-    new = Delivery.objects.filter(subject=subject, state=Delivery.State.NEW)
-    first = new.filter(not_before__lte=now).order_by("pk").first()
-    if first is None or new.filter(claimed_until__gte=now).exists():
-        return None
-    claimed = filter_claimed(first).update(claimed_until=now + CLAIM_TIME, attempts=F("attempts") + 1)
-    return Delivery.objects.get(pk=first.pk) if claimed else None
-
-
-def process_delivery(delivery: Delivery) -> None:
-    number = as_number(get_nested(delivery.payload, "installation", "id"))
-    try:
-        handler: Handler = import_string(EVENTS[delivery.event])
-        problem = handler(delivery.payload, number)
-    except PermanentError as error:
-        finish_delivery(delivery, Delivery.State.FAILED, str(error))
-    except RetryLater as error:
-        postpone_delivery(delivery, str(error), error.after)
-    except Exception as error:
-        logger.exception("Delivery %s failed", delivery)
-        problem = f"{type(error).__name__}: {error}"
-        if delivery.attempts < MAX_ATTEMPTS:
-            postpone_delivery(delivery, problem, None)
-        else:
-            finish_delivery(delivery, Delivery.State.FAILED, problem)
-    else:
-        finish_delivery(delivery, Delivery.State.IGNORED if problem else Delivery.State.DONE, problem or "")
-
-
-def filter_claimed(delivery: Delivery) -> models.QuerySet[Delivery]:
-    """Return the row if no other process has claimed it since."""
-    return Delivery.objects.filter(pk=delivery.pk, state=Delivery.State.NEW, claimed_until=delivery.claimed_until)
-
-
-def finish_delivery(delivery: Delivery, state: Delivery.State, problem: str) -> None:
-    filter_claimed(delivery).update(state=state, problem=problem[:500], claimed_until=None, done_at=timezone.now())
-
-
-def postpone_delivery(delivery: Delivery, problem: str, after: timedelta | None) -> None:
-    """Retry later. Waiting at GitHub's request does not count as an attempt."""
-    wait = after or get_retry_wait(delivery.attempts)
-    attempts = delivery.attempts - 1 if after else delivery.attempts
-    filter_claimed(delivery).update(
-        not_before=timezone.now() + wait, claimed_until=None, problem=problem[:500], attempts=attempts
-    )
-
-
-def delete_old_payloads() -> int:
-    old = Delivery.objects.filter(received_at__lt=timezone.now() - PAYLOAD_RETENTION).exclude(state=Delivery.State.NEW)
-    return old.exclude(payload={}).update(payload={})
 
 
 # --- installations of the site's App ----------------------------------------------------------------------------------

@@ -10,7 +10,8 @@ from typing import Any
 from django.core.exceptions import ValidationError
 from django.core.management.base import BaseCommand, CommandError
 
-from leaderboard.models import SeasonPreparation
+from leaderboard import outbox
+from leaderboard.models import OutboxMessage
 from leaderboard.schedule import next_season, preparations
 from leaderboard.schedule.evaluation_data import FOLDER_HELP
 from leaderboard.schedule.first_season import SetupError
@@ -40,7 +41,7 @@ class Command(BaseCommand):
         parser.add_argument("--suite", default=",".join(NAMES), help="benchmark tasks to store; default: all")
         parser.add_argument("--eval-data", type=Path, help=FOLDER_HELP)
 
-    def handle(self, *args: Any, name: str, tokens: str | None, suite: str, verbosity: int, **options: Any) -> None:
+    def handle(self, *args: Any, name: str, tokens: str | None, suite: str, **options: Any) -> None:
         try:
             limit = parse_tokens(tokens) if tokens is not None else None
             tasks = preparations.parse_suite(suite)
@@ -53,25 +54,23 @@ class Command(BaseCommand):
             raise CommandError("\n".join(error.messages)) from error
         except (SetupError, UserError) as error:
             raise CommandError(str(error)) from error
-        self.work_on(preparation, show_progress=verbosity > 0)
-        if preparation.state != SeasonPreparation.State.DONE:
-            raise CommandError(preparation.message)
+        self.work_on(preparation)
         season.refresh_from_db()
+        if not season.active:
+            raise CommandError(preparation.problem or preparation.result["message"])
         self.stdout.write(f"{season}: dataset {season.dataset_hash[:12]}")
-        self.stdout.write(preparation.message)
+        self.stdout.write(preparation.result["message"])
 
-    def work_on(self, preparation: SeasonPreparation, *, show_progress: bool) -> None:
+    def work_on(self, preparation: OutboxMessage) -> None:
         """Prepare the season in this process; while another one does, wait for it."""
-        seen = None
-        while not preparation.is_over and not preparations.run_preparation(preparation.pk, show_progress=show_progress):
+        seen = ""
+        while True:
+            outbox.process_message(preparation.pk)
             preparation.refresh_from_db()
-            if (preparation.state, preparation.stage) != seen:
-                seen = (preparation.state, preparation.stage)
-                self.stderr.write(f"Another process works on a preparation. {describe(preparation)}")
+            if preparation.state not in preparations.UNFINISHED:
+                return
+            state = preparation.problem or preparation.result.get("stage", "")
+            if state != seen:
+                seen, text = state, f"Another process works on a preparation: {state.rstrip('.')}."
+                self.stderr.write(f"{text} Ctrl-C leaves it to that process.")
             time.sleep(POLL_SECONDS)
-        preparation.refresh_from_db()
-
-
-def describe(preparation: SeasonPreparation) -> str:
-    parts = [f"{preparation.season} is {preparation.state}", preparation.stage.lower()]
-    return f"{': '.join(part for part in parts if part)}. Ctrl-C leaves it to that process."

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from django.contrib.admin import ModelAdmin
 from django.contrib.auth.models import Permission, User
+from django.core.exceptions import ValidationError
+from django.db import IntegrityError
 from django.db.models import Model
 from django.forms import ModelForm
 from django.http import HttpRequest
@@ -16,10 +18,9 @@ from django.test import Client
 
 from leaderboard.models import ApiToken, Entry, PullRequest, Run, Season, Track
 from leaderboard.publishing import publications
-from scheduler import storage
-from scheduler.job_kinds import get_job_kind
-from scheduler.models import Event, Job, Node
-from tests.leaderboard.conftest import Repository, create_checkpoint, lease_job
+from scheduler import storage, transitions
+from scheduler.models import Event, Job
+from tests.leaderboard.conftest import Repository, create_checkpoint
 from trainer import protocol
 
 pytestmark = pytest.mark.processes
@@ -144,12 +145,10 @@ def test_run_again_action_queues_run_with_new_seed(maintainer_client: Client, ru
     assert second.seed != first.seed
 
 
-def test_retry_action_resumes_infrastructure_failures_only(maintainer_client: Client, run: Run, node: Node) -> None:
+def test_retry_action_resumes_infrastructure_failures_only(maintainer_client: Client, run: Run) -> None:
     assert run.job
     assert "because of the infrastructure" in run_admin_action(maintainer_client, "retry_failed", run)
-    lease_job(run.job, node)
-    Job.objects.update(state=Job.State.FAILED)
-    get_job_kind(run.job).handle_failure(run.job, "infrastructure", "No node.")
+    transitions.fail_job(run.job, "site", "infrastructure", "No node.")
     run_admin_action(maintainer_client, "retry_failed", run)
     run.refresh_from_db()
     assert run.state == "queued"
@@ -205,6 +204,15 @@ def test_track_form_with_invalid_budget_is_refused(maintainer_client: Client, tr
     assert not Track.objects.filter(slug="x").exists()
     maintainer_client.post("/admin/leaderboard/track/add/", {**fields, "budget": "5m"})
     assert Track.objects.filter(slug="x").exists()
+
+
+@pytest.mark.django_db
+def test_second_default_track_is_refused(track: Track) -> None:
+    second = Track(slug="second", name="Second", season=track.season, budget="20steps", is_default=True)
+    with pytest.raises(ValidationError, match="Another track is the default"):
+        second.validate_constraints()
+    with pytest.raises(IntegrityError):
+        second.save()
 
 
 def test_track_form_with_milestone_saves_start_checkpoint(maintainer_client: Client, track: Track, run: Run) -> None:

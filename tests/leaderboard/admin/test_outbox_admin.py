@@ -1,8 +1,6 @@
-"""Deliveries and outbox messages in the admin, and their retry action."""
+"""Outbox messages in the admin, and their retry action."""
 
 from __future__ import annotations
-
-from uuid import uuid4
 
 import pytest
 from django.contrib.auth.models import User
@@ -10,7 +8,7 @@ from django.test import Client
 
 from leaderboard import outbox
 from leaderboard.integrations.github import deliveries
-from leaderboard.models import Delivery, Installation, OutboxMessage
+from leaderboard.models import Installation, OutboxMessage
 from scheduler.models import Event
 
 
@@ -46,18 +44,18 @@ def test_retry_action_leaves_sent_notice(maintainer_client: Client) -> None:
 
 def test_retry_action_requeues_delivery_with_payload_only(maintainer_client: Client) -> None:
     payload = {"action": "created", "installation": {"id": 5, "account": {"login": "trains"}}}
-    delivery = deliveries.store_delivery(str(uuid4()), "installation", b"1", payload)
-    assert delivery
-    deliveries.process_due()
+    message = deliveries.store_delivery("installation", b"1", payload)
+    assert message
+    outbox.process_message(message.pk)
     Installation.objects.all().delete()
-    run_retry_action(maintainer_client, "/admin/leaderboard/delivery/", delivery.pk)
-    assert deliveries.process_due() == 1
+    run_retry_action(maintainer_client, "/admin/leaderboard/outboxmessage/", message.pk)
+    outbox.process_message(message.pk)
     assert "trains" in maintainer_client.get("/admin/leaderboard/installation/").content.decode()
-    Delivery.objects.update(payload={})
-    run_retry_action(maintainer_client, "/admin/leaderboard/delivery/", delivery.pk)
-    assert Delivery.objects.get().state == Delivery.State.DONE
+    OutboxMessage.objects.update(payload={})
+    run_retry_action(maintainer_client, "/admin/leaderboard/outboxmessage/", message.pk)
+    assert OutboxMessage.objects.get().state == OutboxMessage.State.DONE
 
 
-def test_outbox_and_delivery_rows_cannot_be_added(maintainer_client: Client) -> None:
-    for name in ("outboxmessage", "delivery", "installation"):
+def test_outbox_and_installation_rows_cannot_be_added(maintainer_client: Client) -> None:
+    for name in ("outboxmessage", "installation"):
         assert maintainer_client.get(f"/admin/leaderboard/{name}/add/").status_code == 403

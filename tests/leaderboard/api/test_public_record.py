@@ -11,7 +11,8 @@ from leaderboard.models import CurvePoint, Run, Track
 from leaderboard.rankings.standings_store import recompute_standings
 from leaderboard.runs import make_run
 from scheduler.models import Node
-from tests.leaderboard.conftest import build_train_row, finish_run, lease_job
+from tests.leaderboard.conftest import build_train_row, finish_run
+from tests.support.node_jobs import lease_job
 
 
 def get_json(client: Client, path: str, etag: str = "") -> tuple[int, object, str]:

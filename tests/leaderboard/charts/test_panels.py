@@ -20,9 +20,10 @@ from leaderboard.rankings.standings_store import load_standings, recompute_stand
 from leaderboard.reference_runs import find_reference_runs
 from scheduler.job_kinds import get_job_kind
 from scheduler.models import Node
-from tests.leaderboard.conftest import build_train_row, lease_job
+from tests.leaderboard.conftest import build_train_row
 from tests.leaderboard.views.test_page_board import extract_text
 from tests.support import boards, scene
+from tests.support.node_jobs import lease_job
 
 pytestmark = pytest.mark.django_db
 

@@ -14,7 +14,8 @@ from leaderboard.models import Entry, Generation, Run
 from scheduler import leases, transitions
 from scheduler.job_kinds import get_job_kind, summarize_jobs
 from scheduler.models import Job, Node
-from tests.leaderboard.conftest import finish_run, lease_job, requeue_job
+from tests.leaderboard.conftest import finish_run
+from tests.support.node_jobs import finish_job, lease_job, requeue_job
 from trainer import protocol
 
 PROMPT = Prompt("The train", 50, 0.5)
@@ -59,9 +60,7 @@ def test_generated_text_is_sanitized_and_limited_in_length(finished_run: Run, ca
     lease_job(generation_row.job, capable_node)
     assert send_text(generation_row, " leaves", "\x1b[31m at <nine>\x00", 7) == " leaves[31m at <nine>"
     assert len(send_text(generation_row, "x" * 30_000)) == generation.MAX_TEXT
-    get_job_kind(generation_row.job).handle_done(
-        generation_row.job, {"version": 1, "tokens": 9, "seconds": 2.0, "ended": "length"}
-    )
+    finish_job(generation_row.job, {"version": 1, "tokens": 9, "seconds": 2.0, "ended": "length"})
     generation_row.refresh_from_db()
     assert (generation_row.written, generation_row.tokens_per_second) == (9, 4.5)
 
@@ -75,10 +74,11 @@ def test_generated_text_of_requeued_job_starts_over(finished_run: Run, capable_n
     assert send_text(generation_row, " whole") == " whole"
 
 
-def test_invalid_generation_result_keeps_the_text(finished_run: Run) -> None:
+def test_invalid_generation_result_keeps_the_text(finished_run: Run, capable_node: Node) -> None:
     generation_row = queue_generation(finished_run, PROMPT, "192.0.2.1")
+    lease_job(generation_row.job, capable_node)
     send_text(generation_row, " leaves")
-    get_job_kind(generation_row.job).handle_done(generation_row.job, {"tokens": -1})
+    finish_job(generation_row.job, {"tokens": -1})
     generation_row.refresh_from_db()
     assert (generation_row.text, generation_row.written) == (" leaves", None)
 

@@ -10,7 +10,8 @@ from leaderboard.job_handlers import metrics
 from leaderboard.models import CurvePoint, Run, Sample
 from scheduler.job_kinds import get_job_kind
 from scheduler.models import Event, Node
-from tests.leaderboard.conftest import build_train_row, create_checkpoint, lease_job, requeue_job
+from tests.leaderboard.conftest import build_train_row, create_checkpoint
+from tests.support.node_jobs import lease_job, requeue_job
 
 pytestmark = pytest.mark.sql
 

@@ -19,7 +19,8 @@ from leaderboard.submissions.notebook_cells import NotebookError
 from scheduler import rate_limits, storage, transitions
 from scheduler.job_kinds import get_job_kind, summarize_jobs
 from scheduler.models import Event, Job, JobFile, LogChunk, Node
-from tests.leaderboard.conftest import Repository, lease_job, requeue_job
+from tests.leaderboard.conftest import Repository
+from tests.support.node_jobs import end_lease, lease_job, requeue_job
 from trainer import protocol
 
 
@@ -58,13 +59,11 @@ def get_current_job(run: Run) -> Job:
 
 def finish_part(job: Job, node: Node, files: dict[str, bytes]) -> None:
     """Run one part on a node to its end; the part leaves these files."""
-    lease_job(job, node)
+    lease = lease_job(job, node)
     for path, content in files.items():
         JobFile.objects.create(job=job, path=path, blob=storage.store_bytes(content))
-    result = protocol.NotebookResult(
-        cells=1, seconds=12, left=sum(path.startswith("model/") for path in files)
-    ).model_dump()
-    assert transitions.finish_job(job, f"node:{node.name}", result)
+    result = protocol.NotebookResult(cells=1, seconds=12, left=sum(path.startswith("model/") for path in files))
+    end_lease(lease, "done", result=result.model_dump())
 
 
 def test_commit_with_notebooks_is_a_notebook_entry(notebook_entry: Entry) -> None:
@@ -196,7 +195,7 @@ def test_failed_notebook_ends_run_and_shows_its_output(client: Client, notebook_
     JobFile.objects.create(
         job=job, path="executed.ipynb", blob=storage.store_bytes(build_notebook("f()", outputs=[trace]))
     )
-    assert transitions.fail_job(job, f"node:{node.name}", "model", "Cell 1 failed: ValueError: no")
+    transitions.fail_job(job, f"node:{node.name}", "model", "Cell 1 failed: ValueError: no")
     notebook_run.refresh_from_db()
     assert (notebook_run.state, notebook_run.cause, Job.objects.count()) == ("failed", "model", 1)
     page = client.get(notebook_run.get_absolute_url()).content.decode()
@@ -216,8 +215,7 @@ def test_cancelled_notebook_run_cancels_its_queued_part(notebook_run: Run, node:
 
 def test_invalid_notebook_result_fails_run_as_infrastructure(notebook_run: Run, node: Node) -> None:
     job = get_current_job(notebook_run)
-    lease_job(job, node)
-    assert transitions.finish_job(job, f"node:{node.name}", {"cells": -1})
+    end_lease(lease_job(job, node), "done", result={"cells": -1})
     notebook_run.refresh_from_db()
     assert (notebook_run.state, notebook_run.cause) == ("failed", "infrastructure")
 

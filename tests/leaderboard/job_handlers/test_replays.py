@@ -17,7 +17,8 @@ from leaderboard.rankings import trust
 from scheduler import checkpoints, leases, node_vetting, retention, storage, uploads
 from scheduler.job_kinds import get_job_kind
 from scheduler.models import Event, Job, Node
-from tests.leaderboard.conftest import SCORE_RESULT, create_checkpoint, lease_job, requeue_job
+from tests.leaderboard.conftest import SCORE_RESULT, create_checkpoint
+from tests.support.node_jobs import end_lease, finish_job, lease_job, requeue_job
 from trainer import protocol
 
 
@@ -36,7 +37,7 @@ def finish_training(run: Run, node: Node, *steps: int) -> Run:
         checkpoint = create_checkpoint(run.job, step)
         checkpoint.lease = lease
         checkpoint.save()
-    get_job_kind(run.job).handle_done(run.job, {"step": max(steps, default=20)})
+    finish_job(run.job, {"step": max(steps, default=20)})
     run.refresh_from_db()
     return run
 
@@ -44,7 +45,7 @@ def finish_training(run: Run, node: Node, *steps: int) -> Run:
 def finish_scoring(run: Run, node: Node) -> Run:
     assert run.score_job
     lease_job(run.score_job, node)
-    get_job_kind(run.score_job).handle_done(run.score_job, SCORE_RESULT)
+    finish_job(run.score_job, SCORE_RESULT)
     run.refresh_from_db()
     return run
 
@@ -65,7 +66,7 @@ def finish_replay(
     checks = [{"step": each, **exact, **(fields if at in (None, each) else {})} for each in steps]
     worst = {"exact": not fields, "deviation": fields.get("deviation", 0.0)}
     result = {"step": step or replay.end_step, **worst, "checks": checks}
-    get_job_kind(replay.job).handle_done(replay.job, result)
+    finish_job(replay.job, result)
     replay.refresh_from_db()
     return replay
 
@@ -105,7 +106,7 @@ def test_replay_mismatch_disputes_run_and_resets_node_trust(
     untrusted_node.refresh_from_db()
     assert (replay.state, run.trust, untrusted_node.valid_in_a_row) == ("differed", "disputed", 0)
     assert list_messages(run)[-1].startswith("Disputed: ")
-    assert trust.settle_dispute(run, "mara")
+    trust.settle_dispute(run, "mara")
     assert run.trust == "scored"
 
 
@@ -185,7 +186,7 @@ def test_replay_of_weights_alone_is_abandoned(run: Run, node: Node, untrusted_no
     replay = finish_training(run, untrusted_node).replays.get()
     assert replay.job
     lease_job(replay.job, node)
-    get_job_kind(replay.job).handle_done(replay.job, {"step": replay.end_step, "exact": True, "deviation": 0.0})
+    finish_job(replay.job, {"step": replay.end_step, "exact": True, "deviation": 0.0})
     replay.refresh_from_db()
     assert (replay.state, replay.sentence[:43]) == ("abandoned", "the node did not compare whole checkpoints;")
 
@@ -234,7 +235,7 @@ def test_replay_of_node_with_superseded_checkpoints_is_still_possible(
     # The first, the newest two, the newest of the other node, and the ends of two stretches of each node.
     assert run.job.checkpoints.with_files().count() <= 10
     create_checkpoint(run.job, 13)
-    get_job_kind(run.job).handle_done(run.job, {"step": 12})
+    finish_job(run.job, {"step": 12})
     replay = run.replays.get()
     assert (replay.node, replay.end_step <= 6) == (untrusted_node, True)
     for end in (replay.start, replay.first, replay.middle, replay.claimed):
@@ -313,7 +314,7 @@ def test_replay_with_invalid_result_is_abandoned(
     replay = finish_training(run, untrusted_node).replays.get()
     assert replay.job
     lease_job(replay.job, node)
-    get_job_kind(replay.job).handle_done(replay.job, result)
+    finish_job(replay.job, result)
     replay.refresh_from_db()
     assert replay.state == "abandoned"
 
@@ -339,7 +340,8 @@ def test_replay_requested_by_maintainer_is_queued(run: Run, node: Node) -> None:
 def test_replay_reported_twice_counts_once(run: Run, node: Node, untrusted_node: Node) -> None:
     replay = finish_training(run, untrusted_node).replays.get()
     finish_replay(replay, node)
-    finish_replay(replay, node, exact=False, deviation=9.0)
+    assert replay.job is not None
+    end_lease(replay.job.leases.get(), "done", result={"exact": False, "deviation": 9.0, "step": replay.end_step})
     untrusted_node.refresh_from_db()
     assert (replay.state, untrusted_node.valid_in_a_row) == ("agreed", 1)
     assert node_vetting.describe_standing(1) == "After 9 more in a row its results count before they are compared."

@@ -12,14 +12,8 @@ from leaderboard.models import Publication, Run, Sample
 from leaderboard.publishing import model_card, weights
 from scheduler.job_kinds import get_job_kind
 from scheduler.models import Event, Job, JobFile, Node
-from tests.leaderboard.conftest import (
-    SCORE_RESULT,
-    build_train_row,
-    create_checkpoint,
-    finish_run,
-    lease_job,
-    publish_release,
-)
+from tests.leaderboard.conftest import SCORE_RESULT, build_train_row, create_checkpoint, finish_run, publish_release
+from tests.support.node_jobs import finish_job, lease_job
 from trainer import protocol
 
 
@@ -47,7 +41,7 @@ def release_score_job(released_publication: Publication) -> Job:
 
 def finish_release_score(score_job: Job, node: Node, **changed: Any) -> Publication:
     lease = lease_job(score_job, node)
-    get_job_kind(score_job).handle_done(score_job, {**SCORE_RESULT, **changed})
+    finish_job(score_job, {**SCORE_RESULT, **changed})
     assert lease.node == node
     return Publication.objects.get(score_job=score_job)
 

@@ -12,9 +12,9 @@ from leaderboard.job_handlers import smoke
 from leaderboard.models import Entry, PullRequest, Run, Track
 from leaderboard.submissions import intake, smoke_tests
 from scheduler import leases, transitions
-from scheduler.job_kinds import get_job_kind, summarize_jobs
-from scheduler.models import Event, Job, Lease, Node
-from tests.leaderboard.conftest import lease_job
+from scheduler.job_kinds import summarize_jobs
+from scheduler.models import Event, Job, Node
+from tests.support.node_jobs import end_lease, finish_job, lease_job
 from trainer import protocol
 
 PASSED: dict[str, Any] = {
@@ -46,10 +46,7 @@ def finish_smoke_test(entry: Entry, result: dict[str, Any]) -> Entry:
     """Finish the entry's smoke test with this result."""
     entry.refresh_from_db()
     assert entry.smoke_job is not None
-    assert transitions.change_job_state(
-        entry.smoke_job, Job.State.DONE, since=[Job.State.QUEUED, Job.State.LEASED], actor="site", message="Done."
-    )
-    get_job_kind(entry.smoke_job).handle_done(entry.smoke_job, result)
+    finish_job(entry.smoke_job, result)
     entry.refresh_from_db()
     return entry
 
@@ -139,11 +136,10 @@ def test_smoke_test_with_invalid_result_has_no_outcome(proposed_entry: Entry) ->
     assert "is invalid" in proposed_entry.smoke_sentence
 
 
-def test_failed_smoke_test_counts_against_entry_by_cause(proposed_entry: Entry, node: Node) -> None:
+def test_failed_smoke_test_counts_against_entry_by_cause(proposed_entry: Entry) -> None:
     for cause, passed in (("infrastructure", None), ("model", False)):
         job = smoke_tests.queue_smoke_test(proposed_entry, is_vouched=True)
         assert job is not None
-        lease_job(job, node)
         transitions.fail_job(job, "node:cellar", cause, "It ended.")  # type: ignore[arg-type]
         proposed_entry.refresh_from_db()
         assert (proposed_entry.state, proposed_entry.smoke["passed"]) == (Entry.State.PROPOSED, passed)
@@ -179,9 +175,6 @@ def test_approval_during_smoke_test_waits_for_its_end(proposed_entry: Entry, mai
     (run,) = intake.approve_entry(proposed_entry, proposed_entry.sha, maintainer)
     assert run.state == Run.State.WAITING
     assert proposed_entry.smoke_job is not None
-    assert transitions.change_job_state(
-        proposed_entry.smoke_job, Job.State.LEASED, since=[Job.State.QUEUED], actor="node:cellar", message="On."
-    )
     transitions.fail_job(proposed_entry.smoke_job, "node:cellar", "infrastructure", "The node was lost.")
     run.refresh_from_db()
     assert run.state == Run.State.QUEUED, "a lost node does not count against the entry"
@@ -200,10 +193,9 @@ def test_withdrawn_entry_cancels_its_smoke_test(proposed_entry: Entry) -> None:
 def test_result_of_superseded_smoke_test_is_ignored(proposed_entry: Entry, node: Node) -> None:
     first = smoke_tests.queue_smoke_test(proposed_entry, is_vouched=True)
     assert first is not None
-    finish_smoke_test(proposed_entry, PASSED)
-    second = smoke_tests.queue_smoke_test(proposed_entry, is_vouched=True)
-    assert second is not None
-    smoke.SmokeTestHandler().handle_done(first, FAILED)
+    lease = lease_job(first, node)
+    end_lease(lease, "done", result=PASSED)
+    assert smoke_tests.queue_smoke_test(proposed_entry, is_vouched=True) is not None
+    end_lease(lease, "done", result=FAILED)
     proposed_entry.refresh_from_db()
     assert (proposed_entry.state, proposed_entry.smoke) == (Entry.State.SMOKE, {})
-    assert not Lease.objects.exists()

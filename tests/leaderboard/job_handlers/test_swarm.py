@@ -15,11 +15,12 @@ from leaderboard.models import Entry, Generation, Run, Seat, Swarm, SwarmEvent, 
 from leaderboard.run_states import RunError
 from leaderboard.submissions import intake
 from leaderboard.submissions.intake import IntakeError
-from scheduler import matching, node_slots, transitions
+from scheduler import matching, node_slots
 from scheduler.job_kinds import get_job_kind
 from scheduler.matching import NodeSlot
 from scheduler.models import Job, Node
-from tests.leaderboard.conftest import build_train_row, create_checkpoint, lease_job, requeue_job
+from tests.leaderboard.conftest import build_train_row, create_checkpoint
+from tests.support.node_jobs import finish_job, lease_job, requeue_job
 from trainer import protocol
 from trainer.swarm.credentials import Admission, make_credential
 
@@ -126,12 +127,12 @@ def test_swarm_seat_order_has_its_own_credential(led_run: Run) -> None:
     assert (seat.job.entry, seat.job.needs_trusted) == (None, False)
 
 
-def test_lost_swarm_seat_is_cancelled_and_replaced(led_run: Run) -> None:
+def test_lost_swarm_seat_fails_and_is_replaced(led_run: Run) -> None:
     seat = take_seat(led_run, "ada")
     taken_seat = Seat.objects.taken().get()
     requeue_job(taken_seat.job.leases.get(), "Its heartbeat stopped.")
     seat.job.refresh_from_db()
-    assert seat.job.state == Job.State.CANCELLED
+    assert seat.job.state == Job.State.FAILED
     assert len(list_waiting_seats(led_run)) == swarm.QUEUED_SEATS
 
 
@@ -139,7 +140,7 @@ def test_finished_swarm_run_cancels_its_seats(led_run: Run) -> None:
     taken_seat = take_seat(led_run, "ada")
     assert led_run.job is not None
     create_checkpoint(led_run.job, 20)
-    transitions.finish_job(led_run.job, "node:cellar", {"step": 20})
+    finish_job(led_run.job, {"step": 20})
     led_run.refresh_from_db()
     assert led_run.state == Run.State.SCORING
     assert led_run.score_job is not None

@@ -18,7 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from dailytrain import schedule
 from leaderboard import permissions
 from leaderboard.management.commands.write_monitoring_files import build_files
-from leaderboard.models import Delivery
+from leaderboard.models import OutboxMessage
 from leaderboard.monitoring.alerts import ALERTS, list_measurements
 from leaderboard.monitoring.metrics import PREFIX, collect_metrics
 from scheduler.models import Job, Node
@@ -74,7 +74,7 @@ def test_beat_and_webhook_metrics_are_ages() -> None:
     now = timezone.now()
     schedule.install()
     PeriodicTask.objects.update(last_run_at=now - timedelta(minutes=5))
-    Delivery.objects.create(guid="1", event="x", payload={}, received_at=now - timedelta(minutes=20))
+    OutboxMessage.objects.create(kind="github.delivery", key="1", created_at=now - timedelta(minutes=20))
 
     rows = {row.metric: row for row in list_measurements(now)}
 

@@ -24,10 +24,11 @@ from leaderboard.rankings import trust
 from leaderboard.run_states import RunError
 from scheduler import retention, storage
 from scheduler.models import Checkpoint, Event, JobFile, Node
-from tests.leaderboard.conftest import create_checkpoint, finish_run, lease_job, publish_release
+from tests.leaderboard.conftest import create_checkpoint, finish_run, publish_release
 from tests.support import hub_server
 from tests.support.graph_jobs import attach_graph, store_graph
 from tests.support.hub_server import Hub, Repository
+from tests.support.node_jobs import lease_job
 from tests.support.waits import WAIT_SECONDS
 from trainer.protocol import GRAPH_FILES
 
@@ -57,7 +58,7 @@ def process_outbox_now() -> None:
     """Make all outbox messages due and process them."""
     OutboxMessage.objects.update(not_before=timezone.now())
     outbox.process_due()
-    outbox.process_due(uploads=True)
+    outbox.process_due(are_long=True)
 
 
 def get_repository(hub: Hub, run: Run) -> Repository:
@@ -158,7 +159,7 @@ def test_model_card_escapes_user_text(hub: Hub, finished_run: Run) -> None:
 def test_record_run_is_published_automatically(hub: Hub, finished_run: Run) -> None:
     events.announce_events()
     assert not Publication.objects.exists()
-    trust.transition_trust(finished_run, Run.Trust.RECORD, actor="site", sentence="A record.")
+    trust.apply_trust_event(finished_run, trust.TrustEvent.RECORD, actor="site", message="A record.")
     events.announce_events()
     process_outbox_now()
     assert Publication.objects.get().reason == "It holds a record."
@@ -183,7 +184,7 @@ def test_changed_trust_updates_card_without_resending_weights(hub: Hub, finished
     process_outbox_now()
     sent_bytes = hub.sent_bytes
     assert len(list_commit_titles(hub, finished_run)) == 1  # the event of publishing starts no second upload
-    trust.transition_trust(finished_run, Run.Trust.DISPUTED, actor="site", sentence="A replay contradicts it.")
+    trust.apply_trust_event(finished_run, trust.TrustEvent.DISPUTE, actor="site", message="A replay contradicts it.")
     events.announce_events()
     process_outbox_now()
     assert len(list_commit_titles(hub, finished_run)) == 2

@@ -15,9 +15,10 @@ from leaderboard.publishing import release_finetunes, releases
 from leaderboard.run_states import RunError
 from scheduler import leases, uploads
 from scheduler.models import Lease, Node
-from tests.leaderboard.conftest import create_checkpoint, finish_run, lease_job
+from tests.leaderboard.conftest import create_checkpoint, finish_run
 from tests.leaderboard.publishing.test_releases import send_milestone
 from tests.scheduler.test_claims_race import call_concurrently
+from tests.support.node_jobs import lease_job
 from trainer import protocol
 
 

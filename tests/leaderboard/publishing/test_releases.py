@@ -19,8 +19,9 @@ from leaderboard.schedule import track_templates
 from scheduler import storage, uploads
 from scheduler.job_kinds import get_job_kind
 from scheduler.models import Checkpoint, Event, Lease, Node
-from tests.leaderboard.conftest import build_train_row, create_checkpoint, finish_run, lease_job
+from tests.leaderboard.conftest import build_train_row, create_checkpoint, finish_run
 from tests.scheduler.test_claims_race import call_concurrently
+from tests.support.node_jobs import lease_job
 from trainer import protocol
 
 pytestmark = pytest.mark.sql

@@ -50,7 +50,7 @@ def season(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Season:
 def run_publish_task() -> None:
     tasks.publish_datasets()
     OutboxMessage.objects.update(not_before=timezone.now())
-    outbox.process_due(uploads=True)
+    outbox.process_due(are_long=True)
 
 
 def get_repository(hub: Hub, season: Season) -> Repository:

@@ -12,7 +12,8 @@ from leaderboard.models import Run
 from leaderboard.publishing import publications, weights
 from scheduler import rate_limits, storage
 from scheduler.models import JobFile, Node
-from tests.leaderboard.conftest import create_checkpoint, finish_run, lease_job
+from tests.leaderboard.conftest import create_checkpoint, finish_run
+from tests.support.node_jobs import lease_job
 
 STEP = "checkpoints/step-00000020"
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from leaderboard.models import Run
-from scheduler.job_kinds import get_job_kind
 from scheduler.models import Node
-from tests.leaderboard.conftest import SCORE_RESULT, create_checkpoint, lease_job
+from tests.leaderboard.conftest import SCORE_RESULT, create_checkpoint
+from tests.support.node_jobs import finish_job, lease_job
 
 
 def finish_scored_run(run: Run, node: Node, budget: str = "20steps", **score_fields: Any) -> Run:
@@ -18,11 +18,11 @@ def finish_scored_run(run: Run, node: Node, budget: str = "20steps", **score_fie
     assert run.job
     lease_job(run.job, node)
     create_checkpoint(run.job, 20)
-    get_job_kind(run.job).handle_done(run.job, {"step": 20})
+    finish_job(run.job, {"step": 20})
     run.refresh_from_db()
     assert run.score_job
     lease_job(run.score_job, node)
-    get_job_kind(run.score_job).handle_done(run.score_job, SCORE_RESULT | score_fields)
+    finish_job(run.score_job, SCORE_RESULT | score_fields)
     run.refresh_from_db()
     return run
 

@@ -11,6 +11,7 @@ from django.utils import timezone
 from leaderboard.models import Confirmation, Entry, Run, Season, Track
 from leaderboard.rankings import confirmations
 from leaderboard.rankings.confirmations import ConfirmationError
+from scheduler import transitions
 from scheduler.models import Event, Job, Lease, Node
 from tests.support import boards, scene
 
@@ -187,11 +188,9 @@ def test_confirmation_with_cancelled_run_is_not_confirmed(track: Track) -> None:
 def test_confirmation_after_infrastructure_failure_keeps_seed(track: Track) -> None:
     candidate = create_candidate(track, 1.3)
     failed_run, *_ = confirmations.queue_confirmation_runs(candidate, actor="site")
-    long_ago = timezone.now() - timedelta(hours=2)
-    Run.objects.filter(purpose=Run.Purpose.CONFIRMATION).update(
-        state=Run.State.FAILED, cause="infrastructure", finished_at=long_ago
-    )
-    Job.objects.filter(run__purpose=Run.Purpose.CONFIRMATION).update(state=Job.State.FAILED)
+    for job in Job.objects.filter(run__purpose=Run.Purpose.CONFIRMATION):
+        transitions.fail_job(job, "site", "infrastructure", "No node.")
+    Run.objects.filter(state=Run.State.FAILED).update(finished_at=timezone.now() - timedelta(hours=2))
     confirmations.process_confirmations()
     seed = failed_run.seed
     failed_run.refresh_from_db()

@@ -4,17 +4,17 @@ import math
 from typing import Any
 
 import pytest
-from django.db import transaction
 from django.test import Client
 
 from leaderboard import runs
 from leaderboard.job_handlers import train
 from leaderboard.models import Run
 from leaderboard.run_states import RunError, RunEvent, apply_event
-from scheduler import storage
+from scheduler import storage, transitions
 from scheduler.job_kinds import get_job_kind
 from scheduler.models import Event, Job, JobFile, Node
-from tests.leaderboard.conftest import SCORE_RESULT, build_train_row, create_checkpoint, finish_run, lease_job
+from tests.leaderboard.conftest import SCORE_RESULT, build_train_row, create_checkpoint, finish_run
+from tests.support.node_jobs import end_lease, finish_job, lease_job
 from trainer import protocol
 
 
@@ -65,7 +65,7 @@ def test_score_order_has_the_final_checkpoint(run: Run, node: Node) -> None:
     lease_job(run.job, node)
     create_checkpoint(run.job, 10)
     final = create_checkpoint(run.job, 20)
-    get_job_kind(run.job).handle_done(run.job, {"step": 20})
+    finish_job(run.job, {"step": 20})
     run.refresh_from_db()
     assert (run.state, run.checkpoint) == ("scoring", final)
     assert run.score_job
@@ -118,8 +118,7 @@ def test_score_of_untrusted_node_is_not_stored(run: Run, node: Node) -> None:
 
 def test_model_failure_is_shown_and_cannot_be_retried(run: Run, node: Node) -> None:
     assert run.job
-    lease_job(run.job, node)
-    get_job_kind(run.job).handle_failure(run.job, "model", "The loss became NaN at step 12.\x00")
+    transitions.fail_job(run.job, "site", "model", "The loss became NaN at step 12.\x00")
     run.refresh_from_db()
     assert (run.state, run.cause, run.reason) == ("failed", "model", "The loss became NaN at step 12.")
     with pytest.raises(RunError, match="because of the infrastructure"):
@@ -129,9 +128,7 @@ def test_model_failure_is_shown_and_cannot_be_retried(run: Run, node: Node) -> N
 def test_infrastructure_failure_can_be_retried_with_same_seed(run: Run, node: Node) -> None:
     assert run.job
     seed = run.seed
-    lease_job(run.job, node)
-    Job.objects.update(state=Job.State.FAILED)
-    get_job_kind(run.job).handle_failure(run.job, "infrastructure", "Five nodes were lost.")
+    transitions.fail_job(run.job, "site", "infrastructure", "Five nodes were lost.")
     run.refresh_from_db()
     assert run.reason == "Five nodes were lost. This was not the model's fault: the same seed can run again."
     runs.retry_run(run, actor="mara")
@@ -151,7 +148,7 @@ def test_failed_scoring_can_be_retried(run: Run, node: Node) -> None:
     assert run.score_job != failed_job
     assert run.score_job
     lease_job(run.score_job, node)
-    get_job_kind(run.score_job).handle_done(run.score_job, SCORE_RESULT)
+    finish_job(run.score_job, SCORE_RESULT)
     run.refresh_from_db()
     assert run.state == "finished"
 
@@ -175,11 +172,10 @@ def test_result_of_run_without_files_is_refused(run: Run, node: Node, missing: s
 
 def test_training_reported_done_twice_queues_one_score_job(run: Run, node: Node) -> None:
     assert run.job
-    lease_job(run.job, node)
+    lease = lease_job(run.job, node)
     create_checkpoint(run.job, 20)
-    get_job_kind(run.job).handle_done(run.job, {"step": 20})
-    with pytest.raises(RunError, match="is scoring"), transaction.atomic():
-        get_job_kind(run.job).handle_done(run.job, {"step": 20})
+    for _ in range(2):
+        end_lease(lease, "done", result={"step": 20})
     assert Job.objects.filter(kind="score").count() == 1
 
 
@@ -218,7 +214,7 @@ def test_state_change_from_stale_row_is_rejected(run: Run) -> None:
     """Two processes have the same old row; only the first change is applied."""
     stale_run = Run.objects.get(pk=run.pk)
     apply_event(run, RunEvent.TAKE, actor="node:a", message="Training on a.")
-    with pytest.raises(RunError, match="is training, or its job is over"):
+    with pytest.raises(RunError, match=f"Run {run.pk} is training"):
         apply_event(stale_run, RunEvent.TAKE, actor="node:b", message="Training on b.")
     assert not Event.objects.filter(sentence="Training on b.").exists()
 

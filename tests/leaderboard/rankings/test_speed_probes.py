@@ -10,7 +10,8 @@ from leaderboard.models import Run
 from leaderboard.rankings import speed_probes
 from scheduler.job_kinds import get_job_kind
 from scheduler.models import Job, Node
-from tests.leaderboard.conftest import create_checkpoint, lease_job, requeue_job
+from tests.leaderboard.conftest import create_checkpoint
+from tests.support.node_jobs import finish_job, lease_job, requeue_job
 from trainer import protocol
 
 
@@ -23,7 +24,7 @@ def finish_training(run: Run, node: Node, before: float, after: float) -> Run:
     lease_job(run.job, node)
     create_checkpoint(run.job, 20)
     probes = {"version": 1, "before": build_reading(before), "after": build_reading(after)}
-    get_job_kind(run.job).handle_done(run.job, {"step": 20, "probes": probes})
+    finish_job(run.job, {"step": 20, "probes": probes})
     run.refresh_from_db()
     return run
 
@@ -71,7 +72,7 @@ def test_run_without_valid_probes_has_void_seconds(run: Run, node: Node, probes:
     assert run.job
     lease_job(run.job, node)
     create_checkpoint(run.job, 20)
-    get_job_kind(run.job).handle_done(run.job, {"step": 20, "probes": probes})
+    finish_job(run.job, {"step": 20, "probes": probes})
     run.refresh_from_db()
     assert (run.state, run.kappa) == ("scoring", None)
     assert run.seconds_void == "Its node did not report how fast it was before and after the training."

@@ -12,6 +12,7 @@ from leaderboard.models import Entry, Run, Track
 from leaderboard.rankings import explanations
 from leaderboard.rankings.eligible_runs import (
     NO_GRAPH,
+    PASSES_DIFFER,
     READS_AHEAD,
     ScoredRun,
     select_eligible_runs,
@@ -111,6 +112,19 @@ def test_entry_whose_correction_is_beyond_rounding_does_not_rank() -> None:
     assert row is not None
     assert (row.estimate, row.left_out) == (None, READS_AHEAD)
     assert noisy in Run.objects.without_rank()
+
+
+def test_entry_whose_graphs_predict_differently_does_not_rank() -> None:
+    track, entries = boards.create_board()
+    differing = entries["Better"].runs.order_by("pk").first()
+    assert differing is not None
+    Run.objects.filter(pk=differing.pk).update(passes_differ=True)
+    table = compute_standings(track)
+    assert {reason for _, reason in table.left_out} == {PASSES_DIFFER}
+    row = table.get_row(entries["Better"].pk)
+    assert row is not None
+    assert (row.estimate, row.left_out) == (None, PASSES_DIFFER)
+    assert differing in Run.objects.without_rank()
 
 
 def test_interval_has_the_standard_error_of_the_look_ahead_correction() -> None:

@@ -28,7 +28,7 @@ def recomputed_track_ids(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def dispute_first_run(track: Track) -> None:
     run = Run.objects.filter(track=track, entry__title="Better").earliest("pk")
-    assert trust.transition_trust(run, Run.Trust.DISPUTED, actor="mara", sentence="Looks odd.")
+    trust.apply_trust_event(run, trust.TrustEvent.DISPUTE, actor="mara", message="Looks odd.")
 
 
 def test_rows_equal_computed_standings() -> None:
@@ -112,7 +112,7 @@ def test_change_enqueues_recomputation_on_commit(
         if change == "run":
             dispute_first_run(track)
         elif change == "trust":
-            trust.transition_trust(run, Run.Trust.DISPUTED, actor="mara", sentence="A replay differs.")
+            trust.apply_trust_event(run, trust.TrustEvent.DISPUTE, actor="mara", message="A replay differs.")
         elif change == "track":
             track.save()
         else:

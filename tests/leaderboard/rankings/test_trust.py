@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import pytest
 
 from leaderboard.models import Replay, Run
 from leaderboard.rankings import trust
 from scheduler.models import Event
+from scheduler.transitions import StateError
 from tests.support import boards
 
 pytestmark = [pytest.mark.sql, pytest.mark.django_db]
-T = Run.Trust
+T, E = Run.Trust, trust.TrustEvent
 
 
 @pytest.fixture
@@ -22,28 +21,29 @@ def scored_run() -> Run:
 
 
 def test_trust_transitions_upward_are_applied(scored_run: Run) -> None:
-    levels = [T.PROVISIONAL, T.SCORED, T.REPLICATED, T.RECORD, T.REPLICATED]
-    for current, target in pairwise(levels):
-        assert scored_run.trust == current
-        assert trust.transition_trust(scored_run, target, actor="site", sentence=f"Now {target}.")
-    assert [event.sentence for event in Event.objects.about(scored_run)][-1] == "Now replicated."
+    events = {E.RELY: T.SCORED, E.REPLICATE: T.REPLICATED, E.RECORD: T.RECORD, E.DISPUTE: T.DISPUTED}
+    for event, target in events.items():
+        trust.apply_trust_event(scored_run, event, actor="site", message=f"Now {target}.")
+        assert scored_run.trust == target
+    assert [event.sentence for event in Event.objects.about(scored_run)][-1] == "Now disputed."
 
 
 @pytest.mark.parametrize(
-    ("since", "target"),
+    ("since", "event"),
     [
-        (T.PROVISIONAL, T.REPLICATED),
-        (T.PROVISIONAL, T.RECORD),
-        (T.DISPUTED, T.SCORED),
-        (T.DISPUTED, T.REPLICATED),
-        (T.RECORD, T.SCORED),
-        (T.SCORED, T.SCORED),
+        (T.PROVISIONAL, E.REPLICATE),
+        (T.PROVISIONAL, E.RECORD),
+        (T.DISPUTED, E.RELY),
+        (T.DISPUTED, E.REPLICATE),
+        (T.RECORD, E.RELY),
+        (T.SCORED, E.SETTLE),
     ],
 )
-def test_invalid_trust_transition_is_rejected(scored_run: Run, since: Run.Trust, target: Run.Trust) -> None:
+def test_invalid_trust_transition_is_rejected(scored_run: Run, since: Run.Trust, event: trust.TrustEvent) -> None:
     Run.objects.filter(pk=scored_run.pk).update(trust=since)
     revision = Run.objects.get(pk=scored_run.pk).revision
-    assert not trust.transition_trust(scored_run, target, actor="site", sentence="Jumped.")
+    with pytest.raises(StateError):
+        trust.apply_trust_event(scored_run, event, actor="site", message="Jumped.")
     assert (scored_run.trust, scored_run.revision) == (since, revision)
     assert not Event.objects.about(scored_run).exists()
 
@@ -51,16 +51,17 @@ def test_invalid_trust_transition_is_rejected(scored_run: Run, since: Run.Trust,
 @pytest.mark.parametrize("since", [T.PROVISIONAL, T.SCORED, T.REPLICATED, T.RECORD])
 def test_disputed_run_is_settled_by_maintainer_only(scored_run: Run, since: Run.Trust) -> None:
     Run.objects.filter(pk=scored_run.pk).update(trust=since)
-    assert trust.transition_trust(scored_run, T.DISPUTED, actor="node:b", sentence="Disputed: it differs.")
+    trust.apply_trust_event(scored_run, trust.TrustEvent.DISPUTE, actor="node:b", message="Disputed: it differs.")
     assert not trust.mark_scored(scored_run)
-    assert trust.settle_dispute(scored_run, "mara")
+    trust.settle_dispute(scored_run, "mara")
     assert scored_run.trust == T.SCORED
-    assert not trust.settle_dispute(scored_run, "mara")
+    with pytest.raises(StateError):
+        trust.settle_dispute(scored_run, "mara")
 
 
 def test_trust_transition_increases_revision(scored_run: Run) -> None:
     revision = scored_run.revision
-    trust.transition_trust(scored_run, T.SCORED, actor="site", sentence="It counts.")
+    trust.apply_trust_event(scored_run, trust.TrustEvent.RELY, actor="site", message="It counts.")
     assert scored_run.revision == revision + 1
 
 

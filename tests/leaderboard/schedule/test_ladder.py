@@ -16,8 +16,9 @@ from leaderboard.models import Entry, Run, Season, Track
 from leaderboard.schedule import ladder
 from leaderboard.submissions import intake
 from leaderboard.tasks import fill_ladders
-from scheduler import leases, preemption, uploads
+from scheduler import leases, preemption, transitions, uploads
 from scheduler.models import Job, Lease, Node
+from scheduler.transitions import JobEvent
 from tests.leaderboard.conftest import Repository, finish_run
 from trainer import protocol
 
@@ -109,8 +110,8 @@ def test_ladder_counts_other_runs_of_the_baseline(baseline: Entry, track: Track,
 def test_ladder_retries_infrastructure_failure_after_delay(baseline: Entry, track: Track, node: Node) -> None:
     ladder.fill_ladder(track)
     failed_run = Run.objects.filter(purpose="ladder").earliest("pk")
-    Job.objects.filter(pk=failed_run.job_id).update(state=Job.State.FAILED)
-    Run.objects.filter(pk=failed_run.pk).update(state="failed", cause="infrastructure", finished_at=timezone.now())
+    assert failed_run.job is not None
+    transitions.fail_job(failed_run.job, "site", "infrastructure", "No node.")
     ladder.fill_ladder(track)
     failed_run.refresh_from_db()
     assert failed_run.state == "failed"
@@ -122,14 +123,15 @@ def test_ladder_retries_infrastructure_failure_after_delay(baseline: Entry, trac
     assert Run.objects.filter(budget=failed_run.budget, purpose="ladder").count() == 2
 
 
-@pytest.mark.parametrize("end", [{"state": "failed", "cause": "model"}, {"state": "cancelled"}])
+@pytest.mark.parametrize("event", [JobEvent.FAIL, JobEvent.CANCEL])
 def test_ladder_does_not_replace_failed_or_cancelled_run(
-    baseline: Entry, track: Track, node: Node, end: dict[str, str]
+    baseline: Entry, track: Track, node: Node, event: JobEvent
 ) -> None:
     ladder.fill_ladder(track)
     ended_run = Run.objects.filter(purpose="ladder").earliest("pk")
-    Job.objects.filter(pk=ended_run.job_id).update(state=Job.State.FAILED)
-    Run.objects.filter(pk=ended_run.pk).update(**end, finished_at=timezone.now() - timedelta(days=1))
+    assert ended_run.job is not None
+    transitions.apply_job_event(ended_run.job, event, actor="mara", cause="model" if event == JobEvent.FAIL else "")
+    Run.objects.filter(pk=ended_run.pk).update(finished_at=timezone.now() - timedelta(days=1))
     finish_ladder(track, node)
     assert Run.objects.filter(purpose="ladder", budget=ended_run.budget).count() == 2
     assert ladder.get_ladder_progress(track) == ladder.LadderProgress(7, 8)

@@ -16,9 +16,10 @@ from leaderboard.submissions import intake
 from leaderboard.tasks import fill_ladders
 from leaderboard.tasks import nightly as nightly_task
 from scheduler.models import Event, Job, Node
-from tests.leaderboard.conftest import Repository, create_checkpoint, finish_run, lease_job
+from tests.leaderboard.conftest import Repository, create_checkpoint, finish_run
 from tests.support import scene
 from tests.support.nights import MONDAY, TUESDAY, start_night
+from tests.support.node_jobs import lease_job
 
 pytestmark = pytest.mark.sql
 

@@ -9,7 +9,6 @@ import random
 import signal
 import subprocess
 import sys
-import threading
 import time
 from datetime import timedelta
 from io import StringIO
@@ -20,15 +19,14 @@ import pytest
 from django.contrib.auth.models import User
 from django.core.cache import caches
 from django.core.management import CommandError, call_command
-from django.db import connection, transaction
 from django.test import Client
 from django.utils import timezone
 
-from leaderboard import broker, permissions, tasks
-from leaderboard.models import Season, SeasonPreparation, Track
+from leaderboard import broker, outbox, permissions, tasks
+from leaderboard.models import OutboxMessage, Season, Track
 from leaderboard.schedule import first_season, preparations
 from leaderboard.schedule.first_season import SetupError
-from leaderboard.schedule.preparation_progress import ClaimLostError, RowProgress
+from leaderboard.schedule.preparation_progress import ClaimLostError, PreparationProgress
 from scheduler import storage
 from scheduler.models import Event
 from tests.support.database import get_database_url
@@ -62,8 +60,15 @@ def create_season(corpus: str) -> Season:
     return Season.objects.create(name="Season 1", active=False, corpus=corpus, tokenizer="bpe:300")
 
 
-def request_preparation(season: Season) -> SeasonPreparation:
+def request_preparation(season: Season) -> OutboxMessage:
     return preparations.request_preparation(season, "mara", ["blimp_sample"])
+
+
+def claim(message: OutboxMessage) -> OutboxMessage:
+    """Return the message as a process that works on it has it."""
+    message.state, message.claimed_until = OutboxMessage.State.CLAIMED, timezone.now() + timedelta(minutes=1)
+    message.save()
+    return message
 
 
 def test_prepare_button_prepares_season_and_shows_progress(
@@ -83,108 +88,72 @@ def test_prepare_button_prepares_season_and_shows_progress(
     assert "Nothing is prepared yet" in maintainer_client.get(f"{address}/change/").content.decode()
     with django_capture_on_commit_callbacks(execute=True):
         maintainer_client.post(f"{address}/prepare/", SUITE)
-    preparation = season.preparation
-    assert sent_tasks == [("leaderboard.tasks.prepare_season", (preparation.pk,))]
+    preparation = OutboxMessage.objects.get()
+    assert sent_tasks == [("leaderboard.tasks.process_long_message", (preparation.pk,))]
     page = maintainer_client.get(f"{address}/change/").content.decode()
-    assert "<strong>Waiting</strong> for a worker" in page
+    assert "<strong>Waiting for a worker</strong>" in page
     assert f'data-live="{address}/live/"' in page
     assert 'name="corpus"' not in page
     live = maintainer_client.get(f"{address}/live/").json()
     assert live["wait"] > 0
     assert f'data-revision="{live["revision"]}"' in page
-    tasks.prepare_season(preparation.pk)
+    tasks.process_long_message(preparation.pk)
     preparation.refresh_from_db()
-    assert (preparation.state, preparation.requested_by) == ("done", "mara")
-    assert preparation.message == "1 tracks continue in it; 0 runs of its baseline's ladder are requested"
+    assert (preparation.state, preparation.payload["actor"]) == ("done", "mara")
+    assert preparation.result["message"] == "1 tracks continue in it; 0 runs of its baseline's ladder are requested"
     finished = maintainer_client.get(f"{address}/live/").json()
     assert (finished["wait"], finished["revision"] == live["revision"]) == (0, False)
     assert "1 tracks continue in it" in finished["parts"]["preparation-progress"]
     assert "Prepare and begin" not in maintainer_client.get(f"{address}/change/").content.decode()
     track.refresh_from_db()
     assert track.season == season == Season.objects.current()
-    tasks.prepare_season(preparation.pk)
+    tasks.process_long_message(preparation.pk)
     assert Event.objects.about(season).filter(sentence__startswith="Preparation").count() == 2
 
 
-def test_running_preparation_page_shows_bytes_rate_and_time_left(maintainer_client: Client, season: Season) -> None:
-    now = timezone.now()
-    SeasonPreparation.objects.create(
-        season=season, state="running", stage="Tokenizing", done_bytes=30 << 20, total_bytes=90 << 20, claim="a",
-        stage_started_at=now - timedelta(seconds=10), stage_started_bytes=10 << 20, updated_at=now,
-        claimed_until=now + timedelta(minutes=1), requested_by="mara",
-    )  # fmt: skip
+def test_running_preparation_page_shows_stage_and_bytes(maintainer_client: Client, season: Season) -> None:
+    PreparationProgress(claim(request_preparation(season))).begin_stage("Tokenizing", 90 << 20, 30 << 20)
     page = maintainer_client.get(f"/admin/leaderboard/season/{season.pk}/live/").json()["parts"]["preparation-progress"]
     text = " ".join(page.replace("\xa0", " ").split())
     assert "<strong>Tokenizing</strong>" in text
-    assert "30 MiB of 90 MiB · 2 MiB/s · 30 s left in this stage" in text
-    SeasonPreparation.objects.update(claimed_until=now - timedelta(seconds=1))
-    assert "The process that worked on it has ended" in " ".join(
-        maintainer_client.get(f"/admin/leaderboard/season/{season.pk}/live/")
-        .json()["parts"]["preparation-progress"]
-        .split()
-    )
+    assert "30 MiB of 90 MiB" in text
 
 
 def test_cancelled_preparation_stops_process_and_can_be_requested_again(
     maintainer_client: Client, season: Season
 ) -> None:
-    preparation = request_preparation(season)
-    claimed = preparations.claim_preparation(preparation.pk)
-    assert claimed
-    progress = RowProgress(claimed)
+    preparation = claim(request_preparation(season))
+    progress = PreparationProgress(preparation)
     progress.begin_stage("Tokenizing", 100)
     maintainer_client.post(f"/admin/leaderboard/season/{season.pk}/cancel/")
     with pytest.raises(ClaimLostError):
         progress.begin_stage("Storing the dataset")
     preparation.refresh_from_db()
-    assert (preparation.state, preparation.stage) == ("cancelled", "Tokenizing")
-    assert preparation.message.startswith("Cancelled by mara.")
+    assert preparation.result["message"].startswith("Cancelled by mara.")
     page = maintainer_client.post(f"/admin/leaderboard/season/{season.pk}/cancel/", follow=True).content.decode()
     assert "There is nothing to cancel: it has ended." in page
-    assert request_preparation(season).state == "queued"
+    assert request_preparation(season).state == "pending"
 
 
-def test_preparations_are_claimed_by_one_process_at_a_time(season: Season) -> None:
-    preparation = request_preparation(season)
+def test_seasons_are_prepared_one_at_a_time(season: Season) -> None:
+    preparation = claim(request_preparation(season))
     assert request_preparation(season) == preparation
     other_season = Season.objects.create(name="Season 2", active=False, corpus=season.corpus, tokenizer="bpe:300")
-    waiting_preparation = request_preparation(other_season)
-    assert preparations.claim_preparation(preparation.pk)
-    assert not preparations.run_preparation(preparation.pk)
-    assert not preparations.run_preparation(waiting_preparation.pk)
-    SeasonPreparation.objects.filter(pk=preparation.pk).update(claimed_until=timezone.now() - timedelta(seconds=1))
-    tasks.continue_preparations()
-    preparation.refresh_from_db()
-    assert preparation.state == "done"
-    tasks.continue_preparations()
-    waiting_preparation.refresh_from_db()
-    assert waiting_preparation.state == "done"
-
-
-@pytest.mark.django_db(transaction=True)
-def test_preparation_claimed_in_open_transaction_keeps_others_waiting(season: Season) -> None:
-    preparation = request_preparation(season)
-    other_season = Season.objects.create(name="Season 2", active=False, corpus=season.corpus, tokenizer="bpe:300")
-    waiting_preparation = request_preparation(other_season)
-    found: list[SeasonPreparation | None] = []
-
-    def claim_other() -> None:
-        found.append(preparations.claim_preparation(waiting_preparation.pk))
-        connection.close()
-
-    thread = threading.Thread(target=claim_other)
-    with transaction.atomic():
-        assert preparations.claim_preparation(preparation.pk)
-        thread.start()
-        thread.join(0.5)  # without the lock it claims at once, on PostgreSQL
-    thread.join(WAIT_SECONDS)
-    assert found == [None]
+    waiting = request_preparation(other_season)
+    outbox.process_message(waiting.pk)
+    waiting.refresh_from_db()
+    assert (waiting.state, waiting.problem) == ("pending", "Another season is being prepared.")
+    past = timezone.now() - timedelta(seconds=1)
+    OutboxMessage.objects.update(claimed_until=past, not_before=past)
+    tasks.process_due_long_messages()
+    assert {message.state for message in OutboxMessage.objects.filter(kind=preparations.KIND)} == {"done"}
+    assert Season.objects.filter(pk__in=(season.pk, other_season.pk), active=True).count() == 2
 
 
 def test_prepare_season_command_is_refused_while_another_season_is_prepared(season: Season) -> None:
-    assert preparations.claim_preparation(request_preparation(season).pk)
+    claim(request_preparation(season))
     Season.objects.create(name="Season 2", active=False, corpus=season.corpus, tokenizer="bpe:300")
-    with pytest.raises(CommandError, match="Another process prepares Season 1, and a second preparation"):
+    with pytest.raises(CommandError, match="Another process prepares a season, and a second preparation"):
         call_command("prepare_season", season="Season 2", verbosity=0, stdout=StringIO())
 
 
@@ -195,10 +164,10 @@ def test_failed_preparation_is_shown_and_can_be_requested_again(
     texts = sorted(tmp_path.glob("*.txt"))
     for text in texts:
         text.rename(text.with_suffix(".gone"))
-    tasks.prepare_season(preparation.pk)
+    tasks.process_long_message(preparation.pk)
     preparation.refresh_from_db()
     assert preparation.state == "failed"
-    assert "matches no file of text" in preparation.message
+    assert "matches no file of text" in preparation.problem
     page = maintainer_client.get(f"/admin/leaderboard/season/{season.pk}/change/").content.decode()
     assert "matches no file of text" in page
     maintainer_client.post(f"/admin/leaderboard/season/{season.pk}/prepare/", SUITE)
@@ -207,7 +176,7 @@ def test_failed_preparation_is_shown_and_can_be_requested_again(
     for text in texts:
         text.with_suffix(".gone").rename(text)
     maintainer_client.post(f"/admin/leaderboard/season/{season.pk}/prepare/", SUITE)
-    tasks.continue_preparations()
+    tasks.process_due_long_messages()
     preparation.refresh_from_db()
     assert preparation.state == "done"
 
@@ -222,10 +191,11 @@ def test_preparation_on_full_disk_fails_and_can_be_requested_again(
 
     with monkeypatch.context() as context:
         context.setattr(storage, "store_stream", raise_disk_full)
-        assert preparations.run_preparation(preparation.pk)
+        outbox.process_message(preparation.pk)
     preparation.refresh_from_db()
-    assert (preparation.state, preparation.message.split(".")[0]) == ("failed", "No space left on device")
-    assert preparations.run_preparation(request_preparation(season).pk)
+    assert preparation.state == "failed"
+    assert "No space left on device" in preparation.problem
+    outbox.process_message(request_preparation(season).pk)
     preparation.refresh_from_db()
     assert preparation.state == "done"
 
@@ -240,7 +210,7 @@ def test_preparation_with_unknown_task_or_folder_is_refused(
         address, {**SUITE, "evaluation_folder": str(tmp_path / "none")}, follow=True
     ).content.decode()
     assert "name one with evaluation data, or none" in page
-    assert not SeasonPreparation.objects.exists()
+    assert not OutboxMessage.objects.exists()
     with pytest.raises(SetupError, match="There is no folder"):
         preparations.request_preparation(season, "mara", ["blimp_sample"], tmp_path / "none")
 
@@ -252,13 +222,13 @@ def test_preparation_by_coordinator_is_forbidden(client: Client, season: Season,
     for name in ("prepare", "cancel"):
         assert client.post(f"/admin/leaderboard/season/{season.pk}/{name}/", SUITE).status_code == 403
     assert client.get(f"/admin/leaderboard/season/{season.pk}/live/").status_code == 403
-    assert not SeasonPreparation.objects.exists()
+    assert not OutboxMessage.objects.exists()
 
 
 def test_preparation_by_get_request_is_not_allowed(maintainer_client: Client, season: Season) -> None:
     for name in ("prepare", "cancel"):
         assert maintainer_client.get(f"/admin/leaderboard/season/{season.pk}/{name}/").status_code == 405
-    assert not SeasonPreparation.objects.exists()
+    assert not OutboxMessage.objects.exists()
 
 
 # --- killed processes ------------------------------------------------------------------------------------------------
@@ -276,7 +246,7 @@ def write_corpus(folder: Path) -> str:
 
 def start_worker(pk: int, cache: Path) -> subprocess.Popen[bytes]:
     """Work on a preparation in another process, as a worker does."""
-    code = f"import django; django.setup(); from leaderboard import tasks; tasks.prepare_season({pk})"
+    code = f"import django; django.setup(); from leaderboard import tasks; tasks.process_long_message({pk})"
     environment = {**os.environ, "DATABASE_URL": get_database_url(), "DAILYTRAIN_CACHE": str(cache)}
     return subprocess.Popen([sys.executable, "-c", code], cwd=REPOSITORY, env=environment)
 
@@ -298,19 +268,19 @@ def test_killed_preparation_resumes_where_it_stopped(
     os.kill(worker.pid, signal.SIGKILL)
     worker.wait()
     preparation.refresh_from_db()
-    assert preparation.state == "running"
-    SeasonPreparation.objects.update(claimed_until=timezone.now() - timedelta(seconds=1))
+    assert preparation.state == "claimed"
+    OutboxMessage.objects.update(claimed_until=timezone.now() - timedelta(seconds=1))
     stages: list[tuple[str, int | None, int]] = []
-    begin_stage = RowProgress.begin_stage
+    begin_stage = PreparationProgress.begin_stage
 
-    def record_stage(self: RowProgress, title: str, total: int | None = None, done: int = 0) -> None:
+    def record_stage(self: PreparationProgress, title: str, total: int | None = None, done: int = 0) -> None:
         stages.append((title, total, done))
         begin_stage(self, title, total, done)
 
-    monkeypatch.setattr(RowProgress, "begin_stage", record_stage)
-    tasks.continue_preparations()
+    monkeypatch.setattr(PreparationProgress, "begin_stage", record_stage)
+    tasks.process_due_long_messages()
     preparation.refresh_from_db()
-    assert preparation.state == "done", preparation.message
+    assert preparation.state == "done", preparation.problem
     size = (tmp_path / "words.jsonl").stat().st_size
     resumed_bytes = next(done for title, _, done in stages if title == "Reading the corpus")
     assert 0.9 * size < resumed_bytes < size, "the corpus is not read again"
@@ -324,16 +294,15 @@ def test_killed_preparation_resumes_where_it_stopped(
 @pytest.mark.slow
 @pytest.mark.services
 def test_create_season_command_follows_preparation_of_other_process(season: Season) -> None:
-    preparation = request_preparation(season)
-    assert preparations.claim_preparation(preparation.pk)
+    PreparationProgress(claim(request_preparation(season))).begin_stage("Tokenizing")
     process = subprocess.Popen(
         [sys.executable, "manage.py", "create_season", season.name, "--suite", "blimp_sample"], cwd=REPOSITORY,
         env={**os.environ, "DATABASE_URL": get_database_url()}, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
     assert process.stderr
-    assert process.stderr.readline().startswith("Another process works on a preparation. Season 1 is running.")
-    assert preparations.cancel_preparation(preparation, "mara")
+    assert process.stderr.readline().startswith("Another process works on a preparation: Tokenizing.")
+    assert preparations.cancel_preparation(season, "mara")
     _, errors = process.communicate(timeout=WAIT_SECONDS)
     assert "Cancelled by mara." in errors
     assert process.returncode == 1
@@ -343,4 +312,4 @@ def test_create_season_command_reports_failed_preparation(season: Season, tmp_pa
     arguments = {"corpus": season.corpus, "tokenizer": "bpe:300", "suite": "blimp_sample,copa", "verbosity": 0}
     with pytest.raises(CommandError, match=r"^No evaluation data of copa, so Season 1 does not begin\."):
         call_command("create_season", season.name, **arguments, eval_data=tmp_path, stdout=StringIO())
-    assert season.preparation.state == "failed"
+    assert OutboxMessage.objects.get().state == "failed"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import date, timedelta
-from typing import Any
 
 import pytest
 import time_machine
@@ -16,25 +15,22 @@ from leaderboard.schedule import nightly
 from leaderboard.submissions import intake
 from leaderboard.tasks import fill_ladders
 from scheduler import leases, transitions
-from scheduler.models import SITE_ACTOR, Event, Job, Lease, Node
-from tests.leaderboard.conftest import Repository, finish_run, lease_job
+from scheduler.models import Event, Job, Lease, Node
+from tests.leaderboard.conftest import Repository, finish_run
 from tests.support.nights import MONDAY
-from trainer import protocol
+from tests.support.node_jobs import end_lease, lease_job, requeue_job
 
 DAY = timedelta(days=1)
 NIGHTS = 30
 
 
-def end_lease(lease: Lease, outcome: str, **fields: Any) -> None:
-    leases.finish_lease(lease, protocol.FinishLease(outcome=outcome, seconds=1, **fields))
-
-
 def fail_by_infrastructure(run: Run, lease: Lease) -> None:
-    transitions.fail_job(lease.job, SITE_ACTOR, "infrastructure", "Given up after 3 attempts.")
+    Job.objects.filter(pk=lease.job_id).update(failures=99)
+    requeue_job(lease)
 
 
 def fail_by_model(run: Run, lease: Lease) -> None:
-    transitions.fail_job(lease.job, SITE_ACTOR, "model", "The loss is not a number.")
+    end_lease(lease, "failed", cause="model", reason="The loss is not a number.")
 
 
 def cancel_run(run: Run, lease: Lease) -> None:

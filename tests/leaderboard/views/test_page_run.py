@@ -18,6 +18,16 @@ from tests.support import boards, scene
 pytestmark = pytest.mark.django_db
 
 
+def test_run_page_of_graphs_that_predict_differently_says_so(client: Client) -> None:
+    run = scene.create_night_board()["best"]
+    Run.objects.filter(pk=run.pk).update(
+        checks={"training": {"nats": 0.31, "allowed": 0.002, "is_beyond_noise": True}}, passes_differ=True
+    )
+    page = extract_text(client.get(run.get_absolute_url()).content)
+    assert "Its training graph predicts otherwise than its evaluation graph, so its entry has no rank." in page
+    assert "By the training graph +0.3100 nats per token; its random numbers explain 0.0020" in page
+
+
 def test_run_page_of_look_ahead_model_shows_correction(client: Client) -> None:
     run = scene.create_night_board()["best"]
     look_ahead = {"nats_per_token": 0.41, "stderr": 0.02, "is_beyond_rounding": True, "bits_per_byte_uncorrected": 1.2}

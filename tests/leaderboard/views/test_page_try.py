@@ -14,8 +14,9 @@ from leaderboard.job_handlers import generation
 from leaderboard.models import Generation, Run
 from scheduler.job_kinds import get_job_kind
 from scheduler.models import Job, Node
-from tests.leaderboard.conftest import finish_run, lease_job
+from tests.leaderboard.conftest import finish_run
 from tests.leaderboard.views.test_page_board import extract_text
+from tests.support.node_jobs import lease_job
 
 PROMPT = {"prompt": "The <train>", "tokens": "50"}
 

@@ -100,7 +100,7 @@ def test_entry_results_are_304_until_a_run_changes(client: Client) -> None:
     etag = client.get(address)["ETag"]
     assert client.get(address, headers={"if-none-match": etag}).status_code == 304
     run = entries["Better"].runs.earliest("pk")
-    assert trust.transition_trust(run, Run.Trust.DISPUTED, actor="mara", sentence="Looks odd.")
+    trust.apply_trust_event(run, trust.TrustEvent.DISPUTE, actor="mara", message="Looks odd.")
     assert client.get(address, headers={"if-none-match": etag}).status_code == 200
 
 

@@ -31,7 +31,7 @@ def logged_node(db: None) -> Node:
 def list_shown_messages(client: Client, query: str = "") -> list[str]:
     page = client.get(f"/admin/scheduler/event/?{query}").content.decode()
     return [
-        event.sentence for event in Event.objects.order_by("-at", "-pk") if f"<span>{event.sentence}</span>" in page
+        event.sentence for event in Event.objects.order_by("-at", "-pk") if f'-sentence">{event.sentence}</td>' in page
     ]
 
 
@@ -42,17 +42,13 @@ def test_audit_log_lists_all_events_newest_first(admin_client: Client, logged_no
 @pytest.mark.parametrize(
     ("query", "expected"),
     [
-        ("who=mara", ["cellar is trusted."]),
-        ("who=MARA", ["cellar is trusted."]),
-        ("day=2026-02-03", ["attic joined."]),
-        ("day=9999-12-31", []),
+        ("q=MARA", ["cellar is trusted."]),
+        ("q=offline", ["cellar went offline."]),
+        ("at__year=2026&at__month=2&at__day=3", ["attic joined."]),
         ("people=on", ["cellar is trusted."]),
-        ("what=node", ["cellar went offline.", "cellar is trusted.", "attic joined."]),
-        ("what=run", []),
-        (
-            "day=never&page=x&what=node+9999999999999999999999",
-            ["cellar went offline.", "cellar is trusted.", "attic joined."],
-        ),
+        ("q=node", ["cellar went offline.", "cellar is trusted.", "attic joined."]),
+        ("q=run", []),
+        ("q=node+9999999999999999999999", ["cellar went offline.", "cellar is trusted.", "attic joined."]),
     ],
 )
 def test_audit_log_search_filters_events(
@@ -62,7 +58,7 @@ def test_audit_log_search_filters_events(
 
 
 def test_audit_log_target_search_links_to_admin_page(admin_client: Client, logged_node: Node) -> None:
-    assert list_shown_messages(admin_client, f"what=node+{logged_node.pk}") == [
+    assert list_shown_messages(admin_client, f"q=node+{logged_node.pk}") == [
         "cellar went offline.",
         "cellar is trusted.",
     ]
@@ -76,8 +72,8 @@ def test_audit_log_with_many_events_is_paginated(admin_client: Client, logged_no
     start = timezone.now() - timedelta(days=1)
     for number in range(120):
         Event(actor="site", target_kind="node", target_id=1, sentence=f"Event {number}.", at=start).save()
-    assert len(list_shown_messages(admin_client, "who=site")) == 100
-    assert len(list_shown_messages(admin_client, "who=site&page=2")) == 21
+    assert len(list_shown_messages(admin_client, "q=site")) == 100
+    assert len(list_shown_messages(admin_client, "q=site&p=2")) == 21
 
 
 def test_audit_log_escapes_messages(admin_client: Client, logged_node: Node) -> None:

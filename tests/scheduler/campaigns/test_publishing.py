@@ -68,7 +68,7 @@ def complete_campaign(campaign: Campaign) -> None:
 def publish_datasets() -> None:
     datasets.enqueue_datasets()
     OutboxMessage.objects.update(not_before=timezone.now())
-    outbox.process_due(uploads=True)
+    outbox.process_due(are_long=True)
 
 
 def get_repository(hub: Hub) -> Repository:

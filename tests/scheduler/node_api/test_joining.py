@@ -62,6 +62,29 @@ def test_registration_may_be_repeated_until_first_poll() -> None:
     assert post_registration(token).status_code == 401
 
 
+def test_registration_repeated_by_another_machine_is_rejected() -> None:
+    token = node_tokens.create_join_token()
+    first = read_registration(post_registration(token))
+    other = HARDWARE.model_copy(update={"cpus": HARDWARE.cpus + 1})
+    response = Agent("").call("/register", protocol.Register(name="loco", hardware=other), token)
+    assert "was used already" in read_error_detail(response)
+    assert Agent(first.token).poll().status_code == 200
+
+
+def test_deactivated_account_joins_and_runs_no_node() -> None:
+    owner = User.objects.create_user("ada")
+    node, token = create_node(owner=owner, trusted=True)
+    create_job()
+    job = Agent(token).claim_job()
+    joins = [node_tokens.create_join_token(owner=owner, trusted=True), node_tokens.create_join_token(renews=node)]
+    User.objects.update(is_active=False)
+    responses = [Agent(token).poll(), job.send_heartbeat(), *(post_registration(join) for join in joins)]
+    for response in responses:
+        assert response.status_code == 403
+        assert "deactivated" in read_error_detail(response)
+    assert Node.objects.count() == 1
+
+
 def test_registration_repeated_too_late_is_rejected() -> None:
     token = node_tokens.create_join_token()
     read_registration(post_registration(token))

@@ -11,10 +11,14 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
+from django.core.files.base import File
+from django.core.files.storage import default_storage
 from django.http import HttpResponse
 from pytest_django import Settings
 
 from scheduler import storage
+from scheduler.models import Blob
+from scheduler.node_api.downloads import BlobResponse
 from tests.support.pool import (
     ROOT,
     Agent,
@@ -25,9 +29,10 @@ from tests.support.pool import (
     create_node,
     read_error_detail,
 )
+from tests.support.waits import WAIT_SECONDS
 from trainer.node import client as agent_client
 from trainer.node.client import SiteClient
-from trainer.node.downloads import download_file
+from trainer.node.transfers import download_file
 
 pytestmark = pytest.mark.processes
 
@@ -135,3 +140,27 @@ def test_download_beyond_end_gets_416(claimed_job: ClaimedJob) -> None:
     response = get_range(claimed_job, f"bytes={len(CONTENT)}-")
     assert response.status_code == 416
     assert "Request the whole file." in read_error_detail(response)
+
+
+def test_download_whose_client_hangs_up_is_read_no_further(
+    site_url: str, claimed_job: ClaimedJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size = 64 << 20  # more than the buffers of sockets and of the site hold together
+    blob = Blob.objects.get(sha256=claimed_job.spec.release.sha256)
+    with Path(default_storage.path(blob.name)).open("ab") as file:
+        file.truncate(size)
+    Blob.objects.filter(pk=blob.pk).update(size=size)
+    opened: list[File[bytes]] = []
+    monkeypatch.setattr(storage, "open_blob", lambda blob: opened.append(default_storage.open(blob.name)) or opened[-1])
+    closed = threading.Event()
+    monkeypatch.setattr(BlobResponse, "close", lambda response: (positions.append(opened[0].tell()), closed.set()))
+    positions: list[int] = []
+    address = urlsplit(site_url)
+    with socket.create_connection((str(address.hostname), int(address.port or 80))) as connection:
+        path = f"{ROOT}/leases/{claimed_job.lease.lease}/blobs/{blob.sha256}"
+        head = f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {claimed_job.lease.token}\r\n\r\n"
+        connection.sendall(head.encode())
+        assert connection.recv(4096).startswith(b"HTTP/1.1 200")
+    assert closed.wait(WAIT_SECONDS)
+    opened[0].close()
+    assert positions[0] < size

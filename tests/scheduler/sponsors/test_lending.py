@@ -25,6 +25,7 @@ from pytest_django import DjangoAssertNumQueries, Settings
 from scheduler import node_slots, pool
 from scheduler.job_kinds import PoolTrack
 from scheduler.models import Event, JoinToken, Node, Sponsor
+from scheduler.sponsors.forms import LendForm
 from tests.support.pool import HARDWARE, Agent, create_job, create_node, read_error_detail
 from trainer import protocol
 from trainer.cli.node import build_parser
@@ -207,6 +208,20 @@ def test_lending_form_error_keeps_input(
         if typed[name]:
             assert f'value="{typed[name]}"' in content, name
     assert Node.objects.count() == 1
+    assert not Sponsor.objects.exists()
+
+
+def test_name_that_another_node_takes_after_the_check_is_refused(
+    client: Client, signed_in_user: User, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_settings = LendForm.save_settings
+
+    def take_name_and_save(form: LendForm, *arguments: Any) -> Node:
+        create_node(FORM["name"])
+        return save_settings(form, *arguments)
+
+    monkeypatch.setattr(LendForm, "save_settings", take_name_and_save)
+    assert "A node with this name exists" in read_form_errors(post_lending_form(client))
     assert not Sponsor.objects.exists()
 
 

@@ -10,15 +10,14 @@ from django.db import DatabaseError
 from django.utils import timezone
 from django_celery_beat.models import IntervalSchedule, PeriodicTask
 
-from leaderboard.models import CurvePoint, Delivery, Entry, OutboxMessage, Publication, Run, Season, Track
+from leaderboard.models import CurvePoint, Entry, OutboxMessage, Publication, Run, Season, Track
 from leaderboard.publishing import publications
 from scheduler import node_tokens, resumable_uploads, retention, storage
 from scheduler.models import Blob, Checkpoint, Event, Job, Lease, LogChunk, Node
 from scheduler.sponsors import contributions
 
 FAST_TASKS = (
-    *("process_deliveries", "process_due_messages", "process_due_uploads"),
-    *("announce_events", "store_configurations", "expire_leases"),
+    *("process_due_messages", "process_due_long_messages", "announce_events", "store_configurations", "expire_leases"),
 )
 
 
@@ -55,13 +54,11 @@ def expire_claims() -> None:
     due = {"claimed_until": None, "not_before": timezone.now()}
     OutboxMessage.objects.filter(state="claimed").update(state="pending", **due)
     OutboxMessage.objects.filter(state="pending").update(**due)
-    Delivery.objects.filter(state=Delivery.State.NEW).update(**due)
 
 
 def count_unfinished() -> dict[str, int]:
     """Return how much is still to be done, by kind."""
     return {
-        "deliveries": Delivery.objects.filter(state=Delivery.State.NEW).count(),
         "runs": Run.objects.exclude(state__in=(Run.State.FINISHED, Run.State.FAILED, Run.State.CANCELLED)).count(),
         "jobs": Job.objects.exclude(state__in=(Job.State.DONE, Job.State.FAILED, Job.State.CANCELLED)).count(),
         "outbox": OutboxMessage.objects.exclude(state__in=("done", "failed")).count(),
@@ -95,7 +92,6 @@ def read_site() -> dict[str, Any]:
             Event.objects.filter(target_kind="run", sentence__startswith="Scored on").values_list("target_id")
         ),
         "outbox": list(OutboxMessage.objects.exclude(state="done").values_list("key", "state", "problem")),
-        "deliveries": list(Delivery.objects.exclude(state="done").values_list("guid", "event", "state", "problem")),
         "publications": list(Publication.objects.values_list("run", "commit", "repository")),
         "damaged": [blob.sha256 for blob in Blob.objects.all() if not is_intact(blob)],
         "partials": resumable_uploads.list_leases_with_partials(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import random
 from collections.abc import Callable, Mapping
@@ -12,7 +13,7 @@ import pytest
 from benchmarks.cheats import forged_files
 from tests.support.traced_models import trace
 from trainer.graph.files import (
-    MAX_COMPRESSED_BYTES,
+    MAX_CONSTANT_BYTES,
     Graph,
     GraphError,
     Initialization,
@@ -116,13 +117,29 @@ def test_table_in_calls_is_refused(change: Callable[[forged_files.Append], str],
 @pytest.mark.slow
 def test_compressed_bytes_of_an_architecture_are_far_below_the_limit() -> None:
     for name in ("nanogpt", "rwkv5", "litgpt"):
-        assert 3 * count_compressed_bytes(*list_parts(trace(name))) < MAX_COMPRESSED_BYTES
+        assert 3 * count_compressed_bytes(*list_parts(trace(name))) < MAX_CONSTANT_BYTES
 
 
 @pytest.mark.slow
 def test_compressed_bytes_grow_little_with_depth() -> None:
     shallow, deep = (count_compressed_bytes(*list_parts(trace("nanogpt", depth=depth))) for depth in (2, 8))
     assert deep < 1.5 * shallow
+
+
+@pytest.mark.parametrize("size", [MAX_CONSTANT_BYTES // 2, MAX_CONSTANT_BYTES])
+def test_constants_and_calls_have_one_budget(size: int) -> None:
+    def add_constant(table: Table) -> None:
+        data = base64.b64encode(bytes(size)).decode()
+        table["constants"]["more"] = {"dtype": "uint8", "shape": [size], "data": data}
+
+    files = edit(add_constant, "init.json")
+    if size < MAX_CONSTANT_BYTES:
+        parse_files(files)
+    else:
+        with pytest.raises(
+            GraphError, match=r"constants \(8,000 bytes\), graphs and recipe have more than 8,000 bytes"
+        ):
+            parse_files(files)
 
 
 def test_constant_bytes_are_those_of_tensors_and_of_compressed_calls() -> None:

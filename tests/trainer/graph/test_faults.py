@@ -33,7 +33,7 @@ from trainer.errors import (
     find_failure,
 )
 from trainer.node.job_handlers import score
-from trainer.node.job_handlers.train import download_checkpoint, read_outcome
+from trainer.node.job_handlers.train import describe_training, download_checkpoint
 from trainer.node.outcome import JobFailedError
 from trainer.protocol import Checkpoint, FileRef
 from trainer.sandbox import ResourceLimits, SandboxProcess, SandboxSpec, get_driver
@@ -186,7 +186,7 @@ def test_exception_in_a_run_blames_what_its_row_says(
     expected = ROWS[label].graph if is_graph else ROWS[label].python
     if find_failure(error).label == "another process of the run is lost":  # the other process has the reason
         assert not (tmp_path / "failure.json").exists()
-    assert read_outcome(end_with(code), tmp_path, is_graph).fault == expected
+    assert describe_training(end_with(code), tmp_path, is_graph).fault == expected
 
 
 @pytest.mark.parametrize("is_graph", [True, False], ids=["graph", "python"])
@@ -195,7 +195,7 @@ def test_end_of_a_process_blames_what_its_row_says(label: str, is_graph: bool, t
     expected = ROWS[label].graph if is_graph else ROWS[label].python
     for end in ENDS[label]:
         process = end()
-        assert read_outcome(process, tmp_path, is_graph).fault == expected
+        assert describe_training(process, tmp_path, is_graph).fault == expected
         if process.poll() != 0:
             with pytest.raises(JobFailedError) as failed:
                 score.read_outcome(process, None, is_graph)
@@ -207,7 +207,7 @@ def test_graph_run_that_diverges_blames_entry(
 ) -> None:
     monkeypatch.setattr(loop, "compute_gradient_norm", lambda parameters: torch.tensor(float("nan")))
     code = train()
-    assert read_outcome(end_with(code), tmp_path, is_graph=True).fault == "model"
+    assert describe_training(end_with(code), tmp_path, is_graph=True).fault == "model"
 
 
 def test_graph_run_without_usable_checkpoint_blames_checkpoint(train: Callable[..., int], tmp_path: Path) -> None:
@@ -219,12 +219,12 @@ def test_graph_run_without_usable_checkpoint_blames_checkpoint(train: Callable[.
     (tmp_path / "result.json").unlink()
     (get_checkpoint_path(tmp_path, 4) / "manifest.json").write_bytes(b"\x00" * 700)
     code = train()
-    assert read_outcome(end_with(code), tmp_path, is_graph=True).fault == "checkpoint"
+    assert describe_training(end_with(code), tmp_path, is_graph=True).fault == "checkpoint"
 
 
 def test_graph_run_with_wrong_configuration_blames_order(train: Callable[..., int], tmp_path: Path) -> None:
     code = train("--recipe.groups.no-such-group.learning-rate", "1")
-    assert read_outcome(end_with(code), tmp_path, is_graph=True).fault == "order"
+    assert describe_training(end_with(code), tmp_path, is_graph=True).fault == "order"
 
 
 @pytest.mark.parametrize(
@@ -269,4 +269,4 @@ def test_score_of_graph_blames_what_the_scorer_says(fault: str) -> None:
 @pytest.mark.parametrize("fault", ["checkpoint", "order"])
 def test_code_of_entry_can_blame_neither_checkpoint_nor_order(fault: str, tmp_path: Path) -> None:
     (tmp_path / "failure.json").write_text(json.dumps({"fault": fault, "reason": "It is damaged."}))
-    assert read_outcome(end_with(1), tmp_path, is_graph=False).fault == "machine"
+    assert describe_training(end_with(1), tmp_path, is_graph=False).fault == "machine"

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 
+from trainer.config.model_config import configure_model
 from trainer.config.train_config import TrainConfig, resolve_config
 from trainer.data.tokenizer_training import train_bpe
 from trainer.models import PRESETS, load_architecture, rwkv5
 from trainer.optim import optimizers
-from trainer.training.model_sources import configure_model
 
 
 def count_parameters(config: Any) -> int:

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from trainer.node import extras
 from trainer.node.agent import Agent
 from trainer.node.client import SiteClient
+from trainer.node.job_handlers import describe_missing_extras
 from trainer.sandbox import get_driver
 
 
@@ -35,11 +35,11 @@ def test_node_without_extras_takes_no_notebooks_and_names_the_extras(tmp_path: P
     assert not {"notebook", "swarm", "seat"} & set(kinds)
     assert {"train", "score"} <= set(kinds)
     expected = "takes no notebook and swarm jobs: pip install 'dailytrain[notebook,swarm]'"
-    assert extras.describe_missing_extras() == expected
+    assert describe_missing_extras() == expected
 
 
 def test_node_with_extras_takes_notebooks_and_seats(tmp_path: Path) -> None:
     pytest.importorskip("papermill")
     pytest.importorskip("hivemind")
     assert {"notebook", "seat"} <= set(build_agent(tmp_path).kinds)
-    assert extras.describe_missing_extras() == ""
+    assert describe_missing_extras() == ""

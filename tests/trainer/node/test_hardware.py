@@ -13,13 +13,11 @@ import pytest
 from tests.support.agent_process import Node, build_training_job, wait_until_finished
 from tests.support.fake_gpus import GIB, Card, Nvml, build_driver_environment, pair
 from tests.support.node_api_server import NodeApiServer
-from trainer.node import gpu_monitor, gpus_nvml
+from trainer.node import gpu_monitor, gpus
+from trainer.node.client import TransferSpeed
 from trainer.node.gpu_monitor import GpuMonitor
-from trainer.node.gpus import GpuReader, UnreadableGpuReader, select_visible_gpus
-from trainer.node.gpus_nvml import NvmlReader, open_gpu_reader
-from trainer.node.hardware import describe_gpus, detect_hardware
-from trainer.node.labels import derive_labels, parse_gpu_model
-from trainer.node.transfer_speed import TransferSpeed
+from trainer.node.gpus import GpuReader, NvmlReader, UnreadableGpuReader, open_gpu_reader, select_visible_gpus
+from trainer.node.hardware import derive_labels, describe_gpus, detect_hardware, parse_gpu_model
 from trainer.protocol import Gpu, Hardware
 from trainer.sandbox import gpu_devices
 
@@ -32,8 +30,8 @@ HEAT, POWER_CAP = 0x40, 0x4
 def driver_only(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """A machine without a GPU; a test may add files to the folder."""
     monkeypatch.setattr(gpu_devices, "DRIVER", tmp_path / "driver")
-    monkeypatch.setattr(gpus_nvml, "CONTROL", tmp_path / "nvidiactl")
-    monkeypatch.setattr(gpus_nvml, "PCI_DEVICES", tmp_path / "pci")
+    monkeypatch.setattr(gpus, "CONTROL", tmp_path / "nvidiactl")
+    monkeypatch.setattr(gpus, "PCI_DEVICES", tmp_path / "pci")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     return tmp_path
 
@@ -108,12 +106,12 @@ def test_detect_hardware_with_a_failing_gpu_reports_both(tmp_path: Path) -> None
     problems = [(gpu.name, gpu.problem) for gpu in found.unusable_gpus]
     assert problems == [
         ("GPU 0", "It does not answer (Unknown Error)."),
-        ("NVIDIA GeForce RTX 3090", gpus_nvml.IS_SPLIT),
+        ("NVIDIA GeForce RTX 3090", gpus.IS_SPLIT),
     ]
     assert describe_gpus(reader) == [
         "Found NVIDIA GeForce RTX 3090, 24 GB. Jobs may use it.",
         "Found GPU 0. No job may use it. It does not answer (Unknown Error).",
-        f"Found NVIDIA GeForce RTX 3090. No job may use it. {gpus_nvml.IS_SPLIT}",
+        f"Found NVIDIA GeForce RTX 3090. No job may use it. {gpus.IS_SPLIT}",
     ]
 
 
@@ -130,7 +128,7 @@ def test_gpus_outside_cuda_visible_devices_are_named(
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     reader = NvmlReader(Nvml(two[1]))
     assert [gpu.uuid for gpu in reader.gpus] == [two[1][1].uuid]
-    assert [(gpu.uuid, gpu.problem) for gpu in reader.unusable_gpus] == [(two[1][0].uuid, gpus_nvml.NOT_LENT)]
+    assert [(gpu.uuid, gpu.problem) for gpu in reader.unusable_gpus] == [(two[1][0].uuid, gpus.NOT_LENT)]
 
 
 def test_fake_nvml_matches_the_real_package() -> None:
@@ -141,9 +139,9 @@ def test_fake_nvml_matches_the_real_package() -> None:
 
 def test_open_gpu_reader_without_a_driver_imports_nothing(driver_only: Path) -> None:
     script = (
-        "import sys, pathlib\nfrom trainer.node import gpus_nvml\nfrom trainer.sandbox import gpu_devices\n"
-        "gpu_devices.DRIVER = gpus_nvml.CONTROL = gpus_nvml.PCI_DEVICES = pathlib.Path('/nowhere')\n"
-        "reader = gpus_nvml.open_gpu_reader()\nassert (reader.gpus, reader.unusable_gpus) == ((), ())\n"
+        "import sys, pathlib\nfrom trainer.node import gpus\nfrom trainer.sandbox import gpu_devices\n"
+        "gpu_devices.DRIVER = gpus.CONTROL = gpus.PCI_DEVICES = pathlib.Path('/nowhere')\n"
+        "reader = gpus.open_gpu_reader()\nassert (reader.gpus, reader.unusable_gpus) == ((), ())\n"
         "assert 'pynvml' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", script], check=True, env={"PATH": "/nowhere"}, cwd=Path.cwd())
@@ -173,7 +171,7 @@ def test_open_gpu_reader_with_a_card_without_driver_says_so(driver_only: Path, m
         device.mkdir(parents=True)
         (device / "vendor").write_text(f"{vendor}\n")
         (device / "class").write_text(f"{kind}\n")
-    assert open_gpu_reader().unusable_gpus == (Gpu(name="NVIDIA GPU", problem=gpus_nvml.NO_DRIVER),)
+    assert open_gpu_reader().unusable_gpus == (Gpu(name="NVIDIA GPU", problem=gpus.NO_DRIVER),)
 
 
 @pytest.mark.parametrize(

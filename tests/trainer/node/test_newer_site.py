@@ -14,9 +14,8 @@ from tests.support.agent_process import build_training_job, wait_until_finished
 from tests.support.in_process_agent import InProcessAgent
 from tests.support.node_api_server import NodeApiServer
 from trainer import protocol
-from trainer.node.identity import Identity
+from trainer.node.identity import Identity, UntrustedOrderError, verify_order
 from trainer.node.job_handlers import JOB_HANDLERS
-from trainer.node.signature import UntrustedOrderError, verify_order
 
 pytestmark = pytest.mark.processes
 

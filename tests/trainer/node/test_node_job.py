@@ -162,7 +162,9 @@ def test_checkpoint_sender_with_a_short_interval_sends_the_newest_ones_in_order(
     assert steps[-1] == 60
 
 
-def score(site: NodeApiServer, graph: bool = False, entry: bool = True, **run: object) -> protocol.JobSpec:
+def score(
+    site: NodeApiServer, graph: bool = False, entry: bool = True, secret: str | None = None, **run: object
+) -> protocol.JobSpec:
     files = (
         site.store_blob(b"w", "model.safetensors"),
         site.store_blob(b"o", "optimizer.pt"),
@@ -176,6 +178,7 @@ def score(site: NodeApiServer, graph: bool = False, entry: bool = True, **run: o
         checkpoint=protocol.Checkpoint(step=20, files=files),
         graph=protocol.GraphFiles(hash=digest, files=traced) if graph else None,
         limit_tokens=2000,
+        test_secret=secret,
         reference=site.store_blob(b"losses", "losses.npy"),
         suite=("blimp", "lambada_openai"),
         suite_files=(site.store_blob(b"questions", "blimp/a.jsonl"), site.store_blob(b"more", "blimp/b.jsonl")),
@@ -183,6 +186,7 @@ def score(site: NodeApiServer, graph: bool = False, entry: bool = True, **run: o
     return build_job(site, order, entry)
 
 
+SECRET = "5ec2e7" + "0" * 58
 SCORED = {
     "bits_per_byte": 1.5,
     "files": ["manifest.json", "model.safetensors"],
@@ -192,6 +196,7 @@ SCORED = {
     "suite": "blimp,lambada_openai",
     "evaluation": {"blimp/a.jsonl": "questions", "blimp/b.jsonl": "more"},
     "test": "test",
+    "sees_secret": False,
     "tokenizer": True,
 }
 
@@ -206,6 +211,19 @@ def test_scoring_job_without_entry_code_runs_the_release(site: NodeApiServer, no
     assert held.finish.result == {**SCORED, "graph": sorted(protocol.GRAPH_FILES) if graph else []}
     assert [file.path for file in held.finish.files] == ["items.jsonl.gz", "losses.npy", "tokenizer.json"]
     assert held.log == "scoring\n"
+
+
+@pytest.mark.parametrize("entry", [False, True])
+def test_scoring_job_draws_its_text_by_the_secret(site: NodeApiServer, node: Node, entry: bool) -> None:
+    lease = site.queue_job(score(site, graph=not entry, entry=entry, secret=SECRET))
+    node.start()
+    held = wait_until_finished(site, lease)
+    assert held.finish is not None
+    assert held.finish.outcome == "done", held.finish.reason + held.log
+    assert held.finish.result["sees_secret"] is False
+    if not entry:  # of an entry's Python, only numbers come back
+        assert held.finish.result["test"] == f"2000 tokens of test, drawn by {SECRET}"
+    assert SECRET not in held.log
 
 
 def test_evaluation_data_is_downloaded_once_by_hash(site: NodeApiServer, node: Node) -> None:
@@ -227,7 +245,7 @@ def test_scoring_job_with_entry_code_returns_only_numbers(site: NodeApiServer, n
     held = wait_until_finished(site, lease)
     assert held.finish is not None
     assert held.finish.outcome == "done", held.finish.reason + held.log
-    assert held.finish.result == {"bits_per_byte": 1.5, "tokenizer": True}
+    assert held.finish.result == {"bits_per_byte": 1.5, "tokenizer": True, "sees_secret": False}
     assert [file.path for file in held.finish.files] == ["tokenizer.json"]
     assert held.log == ""
 

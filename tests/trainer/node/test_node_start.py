@@ -18,7 +18,7 @@ pytestmark = pytest.mark.processes
 
 EVERYTHING = """
 import sys
-import trainer.node.agent, trainer.node.poll, trainer.cli.node, trainer.node.signature
+import trainer.node.agent, trainer.node.slot_loops, trainer.cli.node, trainer.node.identity
 heavy = {"torch", "django", "lightning_fabric", "numpy", "transformers", "pynvml"} & set(sys.modules)
 assert not heavy, heavy
 """

@@ -18,10 +18,10 @@ from tests.support.waits import WAIT_SECONDS, wait_until
 from trainer import protocol
 from trainer.node import gpu_monitor, slot_cleanup
 from trainer.node.gpu_monitor import GpuMonitor
-from trainer.node.gpus import UnreadableGpuReader
-from trainer.node.gpus_nvml import NvmlReader
+from trainer.node.gpus import NvmlReader, UnreadableGpuReader
 from trainer.node.slot_cleanup import SlotCleanup, find_marked_processes
 from trainer.node.slots import split_into_slots
+from trainer.node.workspace import remove_folder
 
 pytestmark = pytest.mark.processes
 
@@ -197,3 +197,13 @@ def test_find_marked_processes_matches_one_lease_only(tmp_path: Path) -> None:
     finally:
         one.kill()
         one.wait()
+
+
+def test_remove_folder_ignores_permissions_and_links(tmp_path: Path) -> None:
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "out" / "closed" / "deep").mkdir(parents=True)
+    (tmp_path / "out" / "closed" / "link").symlink_to(tmp_path / "kept")
+    (tmp_path / "out" / "closed").chmod(0)
+    remove_folder(tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    assert (tmp_path / "kept").is_dir()

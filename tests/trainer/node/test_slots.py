@@ -20,7 +20,7 @@ from tests.support.waits import wait_until
 from trainer import protocol
 from trainer.accounting.cores import WAIT_VARIABLES
 from trainer.node.datasets import count_compile_workers
-from trainer.node.gpus_nvml import NvmlReader
+from trainer.node.gpus import NvmlReader
 from trainer.node.hardware import list_processors
 from trainer.node.job_handlers.train import choose_devices
 from trainer.node.outcome import JobFailedError

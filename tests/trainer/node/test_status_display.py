@@ -9,14 +9,10 @@ import pytest
 from rich.console import Console
 
 from tests.support.rephrasings import GOOD, SOURCE
-from trainer.node import status_display
-from trainer.node.status_display import (
-    RephraseStats,
-    StatusDisplay,
-    build_status_panel,
-    build_status_rows,
-    format_status_line,
-)
+from trainer.node import console
+from trainer.node.console import StatusDisplay, build_status_panel
+from trainer.node.rephrase_session import RephraseStats, build_status_rows, format_status_line
+from trainer.rephrase.checks import REASONS
 
 
 def build_stats() -> RephraseStats:
@@ -41,7 +37,7 @@ def test_panel_shows_counters_reasons_and_a_sample() -> None:
         "4 being written, 12 waiting",
     ):
         assert words in text
-    for words in ("Refused 5", status_display.REASONS["copied"], "When on board", "Easy", "I was on a ship."):
+    for words in ("Refused 5", REASONS["copied"], "When on board", "Easy", "I was on a ship."):
         assert words in text
 
 
@@ -52,7 +48,7 @@ def test_panel_with_markup_in_a_text_shows_it_literally() -> None:
 
 
 def test_display_without_a_terminal_logs_lines(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(status_display, "LINE_SECONDS", 0.01)
+    monkeypatch.setattr(console, "LINE_SECONDS", 0.01)
     lines: list[str] = []
     with StatusDisplay("title", "", lambda: format_status_line(build_stats()), list, lines.append, can_draw=False):
         while not lines:

@@ -9,9 +9,11 @@ from typing import Any, cast
 
 import pytest
 
-from trainer.errors import ExitCode
+from trainer.errors import ExitCode, write_failure
 from trainer.node.job import Job
 from trainer.node.job_handlers import train
+from trainer.node.job_handlers.swarm import describe_sampling
+from trainer.node.outcome import JobFailedError
 from trainer.node.stop_signal import StopLevel
 from trainer.sandbox import ResourceLimits, SandboxSpec
 from trainer.sandbox.meter import ResourceMeter
@@ -80,7 +82,7 @@ def test_training_of_an_entrys_python_has_a_fixed_limit(tmp_path: Path) -> None:
 def test_reached_time_limit_is_the_machines_fault(is_out_of_time: bool, cause: str, tmp_path: Path) -> None:
     process = SlowProcess(lambda now: None, end=1)
     process.limit_error, process.is_out_of_time = "It exceeded a limit.", is_out_of_time
-    outcome = train.read_outcome(process, tmp_path, is_graph=False)
+    outcome = train.describe_training(process, tmp_path, is_graph=False)
     assert (outcome.outcome, outcome.cause) == ("failed", cause)
     assert (train.TIME_ADVICE in outcome.reason) == is_out_of_time
 
@@ -90,3 +92,26 @@ def test_meter_follows_an_extended_limit() -> None:
     assert meter.check(1, 821) == "It ran longer than 820 seconds."
     meter.wall_seconds = 1640
     assert meter.check(1, 821) is None
+
+
+def end_process(code: int, limit_error: str | None = None) -> Any:
+    return SimpleNamespace(poll=lambda: code, limit_error=limit_error, is_out_of_time=False)
+
+
+def test_swarm_without_text_does_not_blame_the_node(tmp_path: Path) -> None:
+    write_failure(tmp_path, "order", "no worker is at stage 2")
+    with pytest.raises(JobFailedError, match="no worker is at stage 2") as error:
+        describe_sampling(end_process(ExitCode.USER_ERROR), tmp_path)
+    assert error.value.fault == "order"
+
+
+def test_sampling_beyond_a_limit_does_not_blame_the_node(tmp_path: Path) -> None:
+    with pytest.raises(JobFailedError, match=r"It used too much memory\.$") as error:
+        describe_sampling(end_process(-9, "It used too much memory."), tmp_path)
+    assert error.value.fault == "order"
+
+
+def test_crash_of_sampling_is_a_fault_of_the_node(tmp_path: Path) -> None:
+    with pytest.raises(JobFailedError, match="Sampling from the swarm failed") as error:
+        describe_sampling(end_process(1), tmp_path)
+    assert error.value.fault == "machine"

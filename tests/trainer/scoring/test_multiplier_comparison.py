@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
+from scipy.special import fdtrc
 
 from tests.support.simulated_tracks import SIGMA, Night, curve, record
 from trainer.scoring.multiplier import ResultsError, TrackComparison, compare_entries, parse_results
@@ -110,3 +112,64 @@ def test_compare_entries_handles_200_entries() -> None:
     ranks = [row.rank for row in rows if row.rank is not None]
     assert ranks[0] == 1
     assert all(rank <= place for place, rank in enumerate(ranks, start=1))
+
+
+def test_rows_without_interval_follow_those_with_one() -> None:
+    night = Night(seed=1).ladder().entry("a", 0.9, 3).entry("b", 1.3, 3).entry("wild", 2.0, 3, sigma=0.02)
+    night.records += [record("void", 0, 1.0, curve(0.1)) | {"flops": None}, record("off", 0, 1.0, 0.01)]
+    assert [row.entry for row in night.board().entries] == ["b", "gpt", "a", "wild", "off", "void"]
+
+
+def test_ties_are_listed_best_first() -> None:
+    losses = {name: [curve(0.2) + gap * SIGMA / 4] * 3 for name, gap in {"a": 0, "b": 2, "c": 1}.items()}
+    board = build_board(losses)
+    assert [board[name].tied_with for name in "abc"] == [("c", "b"), ("a", "c"), ("a", "b")]
+
+
+@pytest.mark.parametrize("runs", [2, 3])
+@pytest.mark.parametrize(("probability", "has_interval"), [(0.00008, False), (0.00012, True)])
+def test_scatter_is_judged_by_an_f_test_at_its_level(runs: int, probability: float, has_interval: bool) -> None:
+    ladder = Night(seed=4).ladder().board().ladder
+    ratios = np.geomspace(1, 1000, 200_001)
+    ratio = ratios[np.searchsorted(-fdtrc(runs - 1, ladder.freedom, ratios), -probability)]
+    deviation = float(ladder.sigma) * np.sqrt(ratio)
+    spread = np.linspace(-1, 1, runs) * deviation / np.std(np.linspace(-1, 1, runs), ddof=1)
+    row = build_board({"new": [curve(0.1) + float(each) for each in spread]})["new"]
+    assert (row.low is not None) is has_interval
+
+
+def test_entry_without_multiplier_has_no_ratio_to_the_baseline() -> None:
+    night = Night(seed=1).ladder().entry("new", 1.1, 3).entry("wild", 1.1, 3, sigma=0.02)
+    board = night.board()
+    pairs = [("wild", "gpt"), ("gpt", "wild"), ("wild", "new"), ("new", "wild"), ("new", "gpt")]
+    assert [ratio is None for ratio in board.ratios(pairs)] == [True, True, True, True, False]
+
+
+@pytest.mark.parametrize(("entries", "listed"), [(7, "e0, e1, e2, e3, e4, e5, e6, gpt"), (9, "e6, e7 and 2 more")])
+def test_unknown_entry_error_lists_eight_entries(entries: int, listed: str) -> None:
+    night = Night().ladder()
+    for number in range(entries):
+        night.entry(f"e{number}", 1.1, 1)
+    with pytest.raises(ResultsError, match=rf"^No run is of 'gtp'\. Entries: .*{listed}\.$"):
+        _ = night.board()["gtp"]
+
+
+def test_row_as_json_has_its_numbers_with_ten_digits() -> None:
+    row = build_board({"a": [curve(0.2)], "b": [curve(0.2)]})["a"]
+    assert row.low is not None
+    assert row.to_dict() == {
+        "entry": "a",
+        "cm": pytest.approx(row.cm, rel=1e-9),
+        "low": float(f"{row.low:.10g}"),
+        "high": pytest.approx(row.high, rel=1e-9),
+        "runs": 1,
+        "verdict": "better than the baseline",
+        "tied_with": ["b"],
+        "seeds_needed": None,
+        "extrapolated": False,
+    }
+
+
+def test_larger_of_two_equally_near_rungs_is_compared() -> None:
+    night = Night(seed=1).ladder().entry("new", 1.1, 3, at=0.5).entry("new", 1.1, 2, at=2.0)
+    assert night.board()["new"].runs == 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 
 from tests.support.simulated_tracks import FULL, Night, curve, record
@@ -70,6 +71,13 @@ def test_loss_below_curve_gives_no_multiplier() -> None:
 def test_multiplier_beyond_rungs_is_flagged_as_extrapolated(multiplier: float, extrapolated: bool) -> None:
     row = Night(sigma=SMALL).ladder().entry("new", multiplier, 1).board()["new"]
     assert row.extrapolated is extrapolated
+
+
+def test_ends_of_the_ladder_are_inside_up_to_rounding() -> None:
+    ladder = Night(sigma=SMALL).ladder().board().ladder
+    low, high = float(ladder.lowest), float(ladder.highest)
+    points = np.array([low - 1e-8, low - 1e-10, low, high, high + 1e-10, high + 1e-8])
+    assert ladder.is_inside(points).tolist() == [False, True, True, True, True, False]
 
 
 def test_gain_without_larger_rung_is_extrapolated() -> None:

@@ -45,6 +45,37 @@ def test_statistic_at_equal_compute_is_t_statistic() -> None:
     assert judged.threshold == pytest.approx(student.ppf(0.9995, 17))
 
 
+def test_statistic_at_other_compute_has_the_variance_of_curve_and_corrections() -> None:
+    """By the documented formula, with derivatives of the gain by finite differences of the fitted coefficients."""
+    night = Night(seed=8).ladder()
+    night.records += [record("old", seed, 1.0, curve(0.1)) for seed in range(2)]
+    night.records += [record("new", seed, 0.4, curve(-0.5)) for seed in range(3)]
+    corrections = {"old": 0.4 * SIGMA, "new": 0.7 * SIGMA}
+    for run in night.records:
+        run["look_ahead_stderr"] = corrections.get(run["entry"], 0.0)
+    board = night.board()
+    ladder, new, old = board.ladder, board["new"], board["old"]
+    assert new.loss is not None
+    assert old.loss is not None
+
+    def gain(coefficients: np.ndarray, old_loss: float) -> float:
+        b0, b1, b2 = coefficients
+        x = (-b1 - math.sqrt(b1**2 - 4 * b2 * (b0 - old_loss))) / (2 * b2) + math.log(0.4)
+        return float(b0 + x * (b1 + x * b2) - new.loss)
+
+    step, at = 1e-7, ladder.coefficients
+    by_curve = [
+        (gain(at + step * unit, old.loss) - gain(at - step * unit, old.loss)) / (2 * step) for unit in np.eye(3)
+    ]
+    by_record = (gain(at, old.loss + step) - gain(at, old.loss - step)) / (2 * step)
+    sigma = float(ladder.sigma)
+    variance = (sigma**2 + corrections["new"] ** 2) / 3 + by_record**2 * (sigma**2 + corrections["old"] ** 2) / 2
+    variance += sigma**2 * float(np.array(by_curve) @ ladder.inverse @ np.array(by_curve))
+    statistic = board.run_record_test("new", "old").statistic
+    assert statistic is not None
+    assert float(statistic) == pytest.approx(gain(at, old.loss) / math.sqrt(variance), rel=1e-5)
+
+
 def test_same_loss_at_less_compute_is_credited() -> None:
     night = Night(seed=8).ladder()
     night.records += [record("old", seed, 1.0, curve(0.1)) for seed in range(3)]

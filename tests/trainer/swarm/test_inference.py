@@ -16,12 +16,12 @@ import torch
 from tests.support.swarm_chain import build_tiny_config
 from trainer.data.dataset import Dataset
 from trainer.swarm import messages
+from trainer.swarm.comparison import SingleProcessRun
 from trainer.swarm.config import SwarmConfig
 from trainer.swarm.coordinator import Coordinator, CoordinatorOptions
 from trainer.swarm.data import Batches
 from trainer.swarm.fault_injection import FaultInjector
 from trainer.swarm.journal import get_losses, read_journal
-from trainer.swarm.single_process import SingleProcessRun
 from trainer.swarm.transport import Transport
 from trainer.swarm.worker import Worker
 

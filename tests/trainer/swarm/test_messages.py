@@ -11,12 +11,11 @@ from tests.support.swarm_chain import build_tiny_config
 from tests.support.waits import WAIT_SECONDS
 from trainer.data.dataset import Dataset
 from trainer.swarm import checkpoint
-from trainer.swarm.comparison import has_equal_hashes, has_exact_cover
+from trainer.swarm.comparison import SingleProcessRun, has_equal_hashes, has_exact_cover
 from trainer.swarm.config import SwarmConfig
 from trainer.swarm.data import Batches
 from trainer.swarm.journal import get_losses
 from trainer.swarm.local_swarm import LocalSwarm
-from trainer.swarm.single_process import SingleProcessRun
 from trainer.swarm.stage import Stage
 
 pytest.importorskip("hivemind", reason="the extra `swarm` is not installed")

@@ -10,7 +10,7 @@ import pytest
 from tests.support import plain_pipeline
 from tests.support.swarm_chain import build_tiny_config
 from trainer.data.dataset import Dataset
-from trainer.swarm import single_process
+from trainer.swarm.comparison import iter_losses
 from trainer.swarm.data import Batches
 
 
@@ -22,9 +22,7 @@ def test_pipeline_losses_equal_single_process(
     (tmp_path / "config.json").write_text(config.model_dump_json())
     assert plain_pipeline.main([str(tmp_path / "config.json"), str(dataset_folder), "--steps", "4"]) == 0
     result = json.loads(capsys.readouterr().out)
-    assert result["losses"] == pytest.approx(
-        list(single_process.iter_losses(config, Batches(dataset, config), 4)), abs=1e-6
-    )
+    assert result["losses"] == pytest.approx(list(iter_losses(config, Batches(dataset, config), 4)), abs=1e-6)
     assert len(result["seconds"]) == 4
 
 

@@ -21,7 +21,7 @@ def apply_move(stages: dict[int, dict[str, float]], move: Move) -> dict[int, dic
 
 
 def find_slowest_stage(stages: dict[int, dict[str, float]]) -> float:
-    return min(compute_stage_rate(peers, stage) for stage, peers in stages.items())
+    return min(compute_stage_rate(peers) for peers in stages.values())
 
 
 @settings(deadline=None, max_examples=50)
@@ -73,15 +73,6 @@ def test_small_gain_gives_no_move() -> None:
     stages = {0: {f"a{n}": 1.0 for n in range(21)}, 1: {f"b{n}": 1.0 for n in range(19)}}
     assert propose_move(stages) is None
     assert propose_move(stages, gain=0.0) is not None
-
-
-def test_expensive_stage_gets_more_peers() -> None:
-    stages = {0: {f"a{n}": 1.0 for n in range(6)}, 1: {f"b{n}": 1.0 for n in range(6)}}
-    assert propose_move(stages) is None
-    move = propose_move(stages, costs={0: 1.0, 1: 2.0})
-    assert move is not None
-    assert move.target == 1
-    assert choose_stage(stages, costs={0: 1.0, 1: 2.0}) == 1
 
 
 def test_new_peer_joins_empty_or_slowest_stage() -> None:

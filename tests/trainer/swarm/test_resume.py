@@ -18,7 +18,7 @@ from trainer.swarm.config import SwarmConfig
 from trainer.swarm.fault_injection import Fault
 from trainer.swarm.journal import get_losses
 from trainer.swarm.local_swarm import FaultPlan, LocalSwarm, SwarmStuckError
-from trainer.swarm.sample_client import find_addresses
+from trainer.swarm.sample_main import find_addresses
 
 pytest.importorskip("hivemind", reason="the extra `swarm` is not installed")
 

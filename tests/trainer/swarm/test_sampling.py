@@ -20,7 +20,7 @@ from trainer.swarm import messages, sample_main
 from trainer.swarm.credentials import Admission, make_credential
 from trainer.swarm.frames import CallRefusedError
 from trainer.swarm.local_swarm import FaultPlan, LocalSwarm
-from trainer.swarm.sample_client import describe_refusal, drop_control_characters
+from trainer.swarm.sample_main import describe_refusal, drop_control_characters
 from trainer.swarm.sampling import SamplingService, SwarmText
 
 pytest.importorskip("hivemind", reason="the extra `swarm` is not installed")

@@ -21,7 +21,7 @@ from tests.support.swarm_chain import (
     train_stages,
 )
 from trainer.data.dataset import Dataset
-from trainer.swarm import single_process
+from trainer.swarm.comparison import iter_losses
 from trainer.swarm.config import SwarmConfig
 from trainer.swarm.data import Batches
 from trainer.swarm.partitions import PartitionError, balance_blocks
@@ -49,7 +49,7 @@ def test_chained_stages_train_like_the_whole_model(dataset: Dataset, arch: str, 
     config = build_tiny_config(dataset, arch, stages=stages)
     batches = Batches(dataset, config)
     losses = list(train_stages(build_stages(config), batches, 4))
-    expected = list(single_process.iter_losses(config, batches, 4))
+    expected = list(iter_losses(config, batches, 4))
     assert losses == pytest.approx(expected, abs=1e-6)
     assert losses[-1] < losses[0]
 
@@ -63,7 +63,7 @@ def test_gpt_options_train_like_the_whole_model(dataset: Dataset, option: str) -
     )
     batches = Batches(dataset, config)
     losses = list(train_stages(build_stages(config), batches, 3))
-    assert losses == pytest.approx(list(single_process.iter_losses(config, batches, 3)), abs=1e-6)
+    assert losses == pytest.approx(list(iter_losses(config, batches, 3)), abs=1e-6)
 
 
 def test_bf16_loss_is_close_and_sums_are_fp32(dataset: Dataset) -> None:
@@ -71,7 +71,7 @@ def test_bf16_loss_is_close_and_sums_are_fp32(dataset: Dataset) -> None:
     batches = Batches(dataset, config)
     stages = build_stages(config)
     losses = list(train_stages(stages, batches, 3))
-    assert losses == pytest.approx(list(single_process.iter_losses(build_tiny_config(dataset), batches, 3)), rel=0.01)
+    assert losses == pytest.approx(list(iter_losses(build_tiny_config(dataset), batches, 3)), rel=0.01)
     assert {stage.gradient_sum.dtype for stage in stages} == {torch.float32}
     assert all(tensor.dtype == torch.float32 for stage in stages for tensor in stage.copy_state().values())
 
@@ -173,7 +173,7 @@ def test_cleared_sum_leaves_losses_unchanged(dataset: Dataset) -> None:
     assert stages[0].gradient_sum.any()
     for stage in stages:
         stage.clear_gradients()
-    assert list(train_stages(stages, batches, 2)) == list(single_process.iter_losses(config, batches, 2))
+    assert list(train_stages(stages, batches, 2)) == list(iter_losses(config, batches, 2))
 
 
 def test_repeated_step_is_memorized(dataset: Dataset) -> None:

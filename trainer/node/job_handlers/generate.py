@@ -6,28 +6,24 @@ import os
 import shutil
 from pathlib import Path
 
-from trainer.errors import ExitCode
 from trainer.node.datasets import PYTHON_COMMAND, build_entry_environment, ensure_dataset
 from trainer.node.job import Job
-from trainer.node.metrics_sender import MetricsSender
-from trainer.node.outcome import JobOutcome, explain_failure
+from trainer.node.outcome import JobOutcome, read_outcome
+from trainer.node.senders import MetricsSender
 from trainer.protocol import FileRef, GenerateOrder, encode_message
 from trainer.protocol.files import OPTIMIZER_FILE, build_checkpoint_path
-from trainer.sandbox import Mount, SandboxProcess, SandboxSpec
-from trainer.sandbox.safe_files import parse_relative_path, read_json_object
-
-ACTIVITY = "writing for a visitor"
-RESULT_BYTES = 10_000
+from trainer.sandbox import Mount, SandboxSpec
+from trainer.sandbox.safe_files import parse_relative_path
 
 
-def run(job: Job) -> JobOutcome:
+def generate_text(job: Job) -> JobOutcome:
     order = job.spec.order
     assert isinstance(order, GenerateOrder)
     job.unpack_source()
     dataset = ensure_dataset(job, order.dataset)
     checkpoint = prepare_run_folder(job, order, dataset)
     process = job.run_process(job.context.sandbox, build_spec(job, checkpoint), [MetricsSender(job)])
-    return read_outcome(process, job.workspace.out, is_graph=order.graph is not None)
+    return read_outcome(process, job.workspace.out, "The writing", is_graph=order.graph is not None)
 
 
 def prepare_run_folder(job: Job, order: GenerateOrder, dataset: Path) -> Path:
@@ -57,10 +53,3 @@ def build_spec(job: Job, checkpoint: Path) -> SandboxSpec:
     command = [*PYTHON_COMMAND, "-m", "trainer.inference.generate", str(work.run), "--checkpoint", str(checkpoint)]
     mounts = [Mount(work.source), Mount(work.run), Mount(work.out, writable=True)]
     return SandboxSpec([*command, "--out", str(work.out)], build_entry_environment(job), mounts, work.out, job.limits)
-
-
-def read_outcome(process: SandboxProcess, out: Path, is_graph: bool) -> JobOutcome:
-    """Return the outcome. `is_graph`: no code of the entry ran."""
-    if process.limit_error is None and process.poll() == ExitCode.OK:
-        return JobOutcome("done", result=read_json_object(out, "result.json", RESULT_BYTES) or {})
-    raise explain_failure(process, "The writing", is_graph, read_json_object(out, "failure.json", RESULT_BYTES))

@@ -17,7 +17,6 @@ from trainer.protocol import FileRef, NotebookOrder, NotebookResult
 from trainer.sandbox import Mount, SandboxProcess, SandboxSpec
 from trainer.sandbox.safe_files import UnsafeFileError, list_folder, open_file, read_json_object, sanitize_line
 
-ACTIVITY = "running a notebook"
 EXECUTED_FILE, MODEL_FOLDER = "executed.ipynb", "model"
 RESULT_BYTES = 10_000
 NOTEBOOKS_BYTES = 8 << 20  # all notebooks of an entry
@@ -28,7 +27,7 @@ MAX_DEPTH = 8
 NAME_LENGTH = 200
 
 
-def run(job: Job) -> JobOutcome:
+def run_notebook(job: Job) -> JobOutcome:
     order = job.spec.order
     assert isinstance(order, NotebookOrder)
     job.unpack_source("notebooks", NOTEBOOKS_BYTES)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
+from trainer.node.console import StatusDisplay
 from trainer.node.job import Job
 from trainer.node.outcome import JobFailedError, JobOutcome
 from trainer.node.slot_cleanup import MARK_VARIABLE, build_mark
@@ -17,12 +18,9 @@ if TYPE_CHECKING:
     from trainer.rephrase.backends import BackendContext
     from trainer.rephrase.flags import RephraseOffer
 
-ACTIVITY = "rephrasing"
 
-
-def run(job: Job) -> JobOutcome:
-    from trainer.node.rephrase_session import RephraseSession
-    from trainer.node.status_display import RephraseStats, StatusDisplay, build_status_rows, format_status_line
+def rephrase_packets(job: Job) -> JobOutcome:
+    from trainer.node.rephrase_session import RephraseSession, RephraseStats, build_status_rows, format_status_line
     from trainer.rephrase.backends import BackendError, load_backend
 
     order = job.spec.order

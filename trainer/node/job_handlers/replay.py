@@ -41,12 +41,11 @@ from trainer.protocol.files import (
 from trainer.sandbox import Mount, get_driver
 from trainer.sandbox.safe_files import UnsafeFileError, list_folder, open_file, parse_json_object, read_json_object
 
-ACTIVITY = "replaying"
 OUTPUT_BYTES = 10_000
 UNPROVEN_DEVIATION = 1e9  # of a claim without the times that its steps took
 
 
-def run(job: Job) -> JobOutcome:
+def replay_run(job: Job) -> JobOutcome:
     order = job.spec.order
     assert isinstance(order, ReplayOrder)
     job.unpack_source()

@@ -1,7 +1,7 @@
 """Scoring: `dailytrain score` with a run's graphs, or with the Python of its architecture.
 
 Graphs and our own architectures run as trusted code from the release. The Python of an entry runs in the sandbox, which
-contains the held-out text: only numbers leave it, and they are advisory.
+contains the held-out text and never the secret that draws it: only numbers leave it, and they are advisory.
 """
 
 from __future__ import annotations
@@ -20,26 +20,44 @@ from trainer.protocol.files import OPTIMIZER_FILE, build_checkpoint_path
 from trainer.sandbox import Mount, SandboxProcess, SandboxSpec, get_driver
 from trainer.sandbox.safe_files import parse_json_object, parse_relative_path
 
-ACTIVITY = "scoring"
 TOKENIZER_FILE = "tokenizer.json"
 ITEMS_FILE = "items.jsonl.gz"
+TEXT_FILE = "test.jsonl"  # what the order's secret draws
 FILES = (ITEMS_FILE, "losses.npy", TOKENIZER_FILE)
 """Uploaded with the result: for comparing two runs item by item, as a reference, and for publishing the weights."""
 OUTPUT_BYTES = 4 << 20
 
 
-def run(job: Job) -> JobOutcome:
+def score_run(job: Job) -> JobOutcome:
     order = job.spec.order
     assert isinstance(order, ScoreOrder)
     job.unpack_source()
     dataset = ensure_dataset(job, order.dataset)
     prepare_run_folder(job, order, dataset)
-    command = [*PYTHON_COMMAND, "-m", "trainer.cli", "score", str(job.workspace.run), "--dataset", str(dataset)]
+    text = draw_test_text(job, order, dataset) if order.test_secret else None
+    source = ["--corpus", f"files:{text}"] if text else ["--dataset", str(dataset)]
+    command = [*PYTHON_COMMAND, "-m", "trainer.cli", "score", str(job.workspace.run), *source]
     command += ["--json", "--device", "cuda" if job.context.slot.gpus else "auto"]
     if order.limit_tokens:
         command += ["--limit-tokens", str(order.limit_tokens)]
     is_trusted = order.graph is not None or job.spec.entry is None
-    return score_trusted_code(job, order, command) if is_trusted else score_entry_code(job, dataset, command)
+    return score_trusted_code(job, order, command) if is_trusted else score_entry_code(job, text or dataset, command)
+
+
+def draw_test_text(job: Job, order: ScoreOrder, dataset: Path) -> Path:
+    """Write the text that the order's secret draws; return the file. No process of an entry sees the secret."""
+    assert order.test_secret is not None
+    secret, text = job.workspace.root / "secret", job.workspace.root / TEXT_FILE
+    secret.write_text(order.test_secret)
+    command = [*PYTHON_COMMAND, "-m", "trainer.cli", "draw", str(dataset), "--secret", str(secret), "--out", str(text)]
+    if order.limit_tokens:
+        command += ["--limit-tokens", str(order.limit_tokens)]
+    output = job.workspace.scratch / "drawn.json"
+    process = job.run_process(get_driver("none"), build_trusted_spec(job, command, job.limits), output=output)
+    secret.unlink()
+    if process.poll() != 0:
+        raise JobFailedError("This node could not draw the test text; its log says why.")
+    return text
 
 
 def score_trusted_code(job: Job, order: ScoreOrder, command: list[str]) -> JobOutcome:
@@ -74,10 +92,10 @@ def build_trusted_flags(job: Job, order: ScoreOrder) -> list[str]:
     return flags
 
 
-def score_entry_code(job: Job, dataset: Path, command: list[str]) -> JobOutcome:
+def score_entry_code(job: Job, text: Path, command: list[str]) -> JobOutcome:
     """Score with the entry's Python in the sandbox, without network. Its log is dropped: it could hold the text."""
     work = job.workspace
-    mounts = [Mount(work.source), Mount(work.run), Mount(dataset), Mount(work.scratch, writable=True)]
+    mounts = [Mount(work.source), Mount(work.run), Mount(text), Mount(work.scratch, writable=True)]
     environment = build_entry_environment(job) | {"TMPDIR": str(work.scratch)}
     silent = ["/bin/sh", "-c", 'exec "$@" 2>/dev/null', "sh", *command]
     output = work.root / "output.json"

@@ -15,13 +15,12 @@ from pydantic import ValidationError
 from trainer.node.datasets import PYTHON_COMMAND, build_trusted_spec
 from trainer.node.job import Job
 from trainer.node.job_handlers.score import read_output
-from trainer.node.job_handlers.train import RESULT_BYTES, build_spec, choose_devices, write_config
-from trainer.node.outcome import JobFailedError, JobOutcome
+from trainer.node.job_handlers.train import build_spec, choose_devices, write_config
+from trainer.node.outcome import RESULT_BYTES, JobFailedError, JobOutcome
 from trainer.protocol import SelfTestOrder, SelfTestResult
 from trainer.sandbox import SandboxProcess, get_driver
 from trainer.sandbox.safe_files import read_json_object, sanitize_line
 
-ACTIVITY = "self-test"
 CONFIG = {
     "preset": "tiny", "budget": "1steps", "checkpoint-every": "1steps",
     "train": {"compile": False, "dev-tokens": 512, "evaluations": 1, "sample-tokens": 0},
@@ -33,7 +32,7 @@ TAIL_LENGTH = 4096
 COMMAND_NAME = re.compile(r"^dailytrain [a-z]+: ")
 
 
-def run(job: Job) -> JobOutcome:
+def run_self_test(job: Job) -> JobOutcome:
     assert isinstance(job.spec.order, SelfTestOrder)
     job.unpack_source()
     dataset = prepare_text(job)

@@ -14,13 +14,12 @@ from trainer.protocol import GRAPH_FILES, SmokeOrder, SmokeResult
 from trainer.sandbox import SandboxProcess, get_driver
 from trainer.sandbox.safe_files import parse_json_object, sanitize_line
 
-ACTIVITY = "smoke test"
 OUTPUT_BYTES = 2_000_000  # of the summary of a graph, mostly
 GRAPH_FOLDER = "graph"  # of the result files
 COMPLETED_CODES = (ExitCode.OK, ExitCode.MODEL_ERROR)  # exit codes of a completed smoke test: passed or failed
 
 
-def run(job: Job) -> JobOutcome:
+def run_smoke_test(job: Job) -> JobOutcome:
     order = job.spec.order
     assert isinstance(order, SmokeOrder)
     job.unpack_source()

@@ -10,21 +10,26 @@ from typing import Any
 
 from pydantic import BaseModel, Field, ValidationError
 
-from trainer.errors import ExitCode
-from trainer.node import metrics_sender, probes
 from trainer.node.checkpoint_sender import FOLDER_NAME, MANIFEST, MANIFEST_BYTES, CheckpointSender
-from trainer.node.datasets import PYTHON_COMMAND, build_entry_environment, ensure_dataset, mount_training_files
-from trainer.node.job import Job
-from trainer.node.metrics_sender import MetricsSender
-from trainer.node.outcome import JobFailedError, JobOutcome, explain_failure
-from trainer.protocol import BaseWeights, Checkpoint, GraphFiles, ProbeResults, TrainOrder
+from trainer.node.datasets import (
+    PYTHON_COMMAND,
+    build_entry_environment,
+    build_python_environment,
+    ensure_dataset,
+    mount_training_files,
+)
+from trainer.node.job import Job, Phase
+from trainer.node.outcome import JobFailedError, JobInterruptedError, JobOutcome, read_outcome
+from trainer.node.senders import MetricsSender
+from trainer.node.stop_signal import StopLevel
+from trainer.protocol import BaseWeights, Checkpoint, GraphFiles, ProbeReading, ProbeResults, ProbeSpec, TrainOrder
 from trainer.protocol.files import OPTIMIZER_FILE, build_checkpoint_path
 from trainer.sandbox import Mount, SandboxProcess, SandboxSpec
 from trainer.sandbox.safe_files import read_json_object
 
-ACTIVITY = "training"
 FILES = ("run.json",)  # uploaded with the result
-RESULT_BYTES = 256_000
+PROBE_SECONDS = 120.0  # for the start of a probe on a slow machine and the few steps that always run
+PROBE_BYTES = 10_000
 TIME_ADVICE = (
     "It goes on from its last checkpoint. If no node is fast enough: checkpoints more often, a smaller budget, or a "
     "larger wall_seconds in the track's limits."
@@ -38,7 +43,7 @@ class DeviceSettings(BaseModel):
     devices: int = Field(default=1, ge=1)
 
 
-def run(job: Job) -> JobOutcome:
+def run_training(job: Job) -> JobOutcome:
     order = job.spec.order
     assert isinstance(order, TrainOrder)
     job.unpack_source()
@@ -46,17 +51,17 @@ def run(job: Job) -> JobOutcome:
     last_step = download_checkpoint(job, order.resume) if order.resume else -1
     config = order.config | choose_devices(order.config, len(job.context.slot.gpus))
     write_config(job, config, download_base_weights(job, order.base), download_graph(job, order.graph))
-    before = probes.run_probe(job, order.probe, "preparing") if order.probe else None
+    before = run_probe(job, order.probe, "preparing") if order.probe else None
     senders = (MetricsSender(job), CheckpointSender(job, last_step, order.upload_seconds))
     spec = build_spec(job, dataset, config["devices"])
-    progress = out / metrics_sender.FILE if order.graph else None  # an entry's Python could write what it likes
+    progress = out / senders.METRICS_FILE if order.graph else None  # an entry's Python could write what it likes
     process = job.run_process(job.context.sandbox, spec, senders, progress=progress)
-    outcome = read_outcome(process, out, is_graph=order.graph is not None)
+    outcome = describe_training(process, out, is_graph=order.graph is not None)
     if outcome.outcome != "done":
         return outcome
     probe_results = None  # replaces any `probes` that the untrusted training process reported
     if order.probe:
-        probe_results = ProbeResults(before=before, after=probes.probe_after_training(job, order.probe)).model_dump()
+        probe_results = ProbeResults(before=before, after=probe_after_training(job, order.probe)).model_dump()
     return replace(outcome, result={**outcome.result, "probes": probe_results})
 
 
@@ -151,13 +156,48 @@ def build_spec(
     return SandboxSpec(command, build_entry_environment(job, devices), mounts, work.out, job.limits)
 
 
-def read_outcome(process: SandboxProcess, out: Path, is_graph: bool) -> JobOutcome:
+def describe_training(process: SandboxProcess, out: Path, is_graph: bool) -> JobOutcome:
     """Return the outcome. `is_graph`: no code of the entry ran."""
-    if process.limit_error is None and process.poll() == ExitCode.OK:
-        result = read_json_object(out, "result.json", RESULT_BYTES)
-        if result is not None:
-            return JobOutcome("done", result=result, files=FILES)
-    report = read_json_object(out, "failure.json", RESULT_BYTES)
-    failure = explain_failure(process, "The training", is_graph, report)
-    advice = f" {TIME_ADVICE}" if process.is_out_of_time else ""
-    return JobOutcome("failed", f"{failure}{advice}", failure.fault, files=FILES)
+    try:
+        return read_outcome(process, out, "The training", is_graph, FILES)
+    except JobFailedError as failure:
+        advice = f" {TIME_ADVICE}" if process.is_out_of_time else ""
+        return JobOutcome("failed", f"{failure}{advice}", failure.fault, files=FILES)
+
+
+# --- the speed before and after, measured by the site's release in a sandbox without the entry ---
+
+
+def probe_after_training(job: Job, probe: ProbeSpec) -> ProbeReading | None:
+    """Measure again. None if the sponsor is stopping the agent: the training is complete."""
+    try:
+        return run_probe(job, probe, "uploading")
+    except JobInterruptedError:
+        if job.stop_signal.level is not StopLevel.FINISH:
+            raise
+        return None
+
+
+def run_probe(job: Job, probe: ProbeSpec, phase: Phase) -> ProbeReading | None:
+    """Return the measurement; None if the probe failed."""
+    output = job.workspace.scratch / f"probe-{phase}.json"
+    process = job.run_process(job.context.sandbox, build_probe_spec(job, probe), phase=phase, output=output)
+    if process.poll() != 0:
+        return None
+    try:
+        reading = ProbeReading.model_validate_json(output.read_bytes()[:PROBE_BYTES])
+    except ValidationError:
+        return None
+    job.context.gpu_monitor.probe = reading
+    return reading
+
+
+def build_probe_spec(job: Job, probe: ProbeSpec) -> SandboxSpec:
+    release = job.workspace.release
+    command = [*PYTHON_COMMAND, "-m", "trainer.accounting.probe", "--json"]
+    for name, value in probe.model_dump(exclude_none=True).items():
+        command += [f"--{name.replace('_', '-')}", str(value)]
+    environment = build_python_environment(job, release)
+    wall_seconds = min(probe.seconds + PROBE_SECONDS, job.limits.wall_seconds)
+    limits = replace(job.limits, wall_seconds=wall_seconds)
+    return SandboxSpec(command, environment, [Mount(release)], release, limits)

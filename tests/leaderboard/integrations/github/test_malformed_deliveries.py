@@ -13,8 +13,9 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
+from leaderboard import outbox
 from leaderboard.integrations.github import deliveries
-from leaderboard.models import Delivery, Installation
+from leaderboard.models import Installation, OutboxMessage
 from tests.support import github_payloads as payloads
 
 pytestmark = pytest.mark.django_db
@@ -75,11 +76,11 @@ def replace_value(payload: dict[str, Any], path: tuple[Any, ...], value: Any) ->
     return changed
 
 
-def process_delivery(event: str, payload: dict[str, Any]) -> Delivery:
+def process_delivery(event: str, payload: dict[str, Any]) -> OutboxMessage:
     body = json.dumps({**payload, "salt": str(uuid4())}).encode()
-    delivery = deliveries.store_delivery(str(uuid4()), event, body, payload)
+    delivery = deliveries.store_delivery(event, body, payload)
     assert delivery is not None
-    deliveries.process_due()
+    outbox.process_message(delivery.pk)
     delivery.refresh_from_db()
     return delivery
 
@@ -89,7 +90,7 @@ def process_delivery(event: str, payload: dict[str, Any]) -> Delivery:
 def test_delivery_with_wrong_top_level_value_is_not_retried(event: str, value: Any) -> None:
     for name in PAYLOADS[event]:
         delivery = process_delivery(event, {**PAYLOADS[event], name: value})
-        assert delivery.state != Delivery.State.NEW, delivery.problem
+        assert delivery.state != OutboxMessage.State.PENDING, delivery.problem
 
 
 @given(data=st.data())
@@ -101,7 +102,7 @@ def test_delivery_with_any_wrong_value_is_not_retried(data: st.DataObject) -> No
 
     delivery = process_delivery(event, replace_value(PAYLOADS[event], path, value))
 
-    assert delivery.state != Delivery.State.NEW, delivery.problem
+    assert delivery.state != OutboxMessage.State.PENDING, delivery.problem
 
 
 def test_installation_with_malformed_rows_stores_valid_names_only() -> None:

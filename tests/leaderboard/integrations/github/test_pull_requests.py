@@ -11,7 +11,7 @@ from django.contrib.auth.models import User
 from django.core.cache import caches
 
 from leaderboard.integrations.github import sync
-from leaderboard.models import Delivery, Entry, OutboxMessage, PullRequest, Run, Track
+from leaderboard.models import Entry, OutboxMessage, PullRequest, Run, Track
 from leaderboard.submissions import intake
 from scheduler import transitions
 from scheduler.markdown import escape_markdown
@@ -130,8 +130,8 @@ def test_other_repository_with_the_old_name_is_refused(pull: PullRequestAuthor) 
     squatter = payloads.repository("trains/daily", number=666)
     pull.process_delivery("pull_request", payloads.pull_request("opened", payloads.pull(squatter, 8, "c" * 40)))
     assert PullRequest.objects.get().number == 7
-    problem = Delivery.objects.get(subject="trains/daily#8").problem
-    assert "trains/daily is another repository on GitHub now" in problem
+    last = OutboxMessage.objects.filter(kind="github.delivery").latest("pk")
+    assert "trains/daily is another repository on GitHub now" in last.result["ignored"]
 
 
 def test_commit_that_git_refuses_is_not_tried_again(pull: PullRequestAuthor) -> None:

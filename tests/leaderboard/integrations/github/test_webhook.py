@@ -19,7 +19,7 @@ from hypothesis import settings as thoroughness
 from hypothesis import strategies as st
 
 from leaderboard.integrations.github import deliveries
-from leaderboard.models import Delivery
+from leaderboard.models import OutboxMessage
 from tests.support import github_payloads as payloads
 from tests.support.github_server import GitHub
 from tests.support.waits import WAIT_SECONDS
@@ -57,14 +57,9 @@ def build_body(action: str = "opened", **fields: Any) -> bytes:
 def test_delivery_with_valid_signature_is_stored(client: Client, db: None) -> None:
     response = post_delivery(client, build_body(), guid="72d3162e-cc78-11e3-81ab-4c9367dc0958")
     assert (response.status_code, response.json()) == (202, {"detail": "Thank you."})
-    delivery = Delivery.objects.get()
-    assert (delivery.guid, delivery.event, delivery.action) == (
-        "72d3162e-cc78-11e3-81ab-4c9367dc0958",
-        "pull_request",
-        "opened",
-    )
-    assert (delivery.state, delivery.subject) == ("new", "trains/daily#7")
-    assert delivery.payload["pull_request"]["number"] == 7
+    delivery = OutboxMessage.objects.get()
+    assert (delivery.kind, delivery.state, delivery.payload["event"]) == ("github.delivery", "pending", "pull_request")
+    assert delivery.payload["body"]["pull_request"]["number"] == 7
 
 
 # --- before the response ---------------------------------------------------------------------------------------------
@@ -80,7 +75,7 @@ def test_delivery_before_response_uses_only_the_database(
     monkeypatch.setattr(socket.socket, "connect_ex", raise_error)
     monkeypatch.setattr("celery.app.base.Celery.send_task", raise_error)
     assert post_delivery(client, build_body()).status_code == 202
-    assert Delivery.objects.get().state == "new"
+    assert OutboxMessage.objects.get().state == "pending"
 
 
 def test_delivery_without_broker_is_accepted(site_url: str, github: GitHub, settings: Any, tmp_path: Path) -> None:
@@ -90,7 +85,7 @@ def test_delivery_without_broker_is_accepted(site_url: str, github: GitHub, sett
     first = github.deliveries[0]
     assert first["status_code"] == 202
     assert github.redeliver(first["id"]) == 200
-    assert Delivery.objects.filter(guid=first["guid"]).count() == 1
+    assert OutboxMessage.objects.filter(kind="github.delivery").count() == 1
 
 
 # --- forged ----------------------------------------------------------------------------------------------------------
@@ -115,7 +110,7 @@ def test_delivery_with_forged_signature_is_rejected(client: Client, db: None, si
     response = post_delivery(client, build_body(), X_Hub_Signature_256=signature)
     assert response.status_code == 401
     assert "GITHUB_WEBHOOK_SECRET" in response.json()["detail"]
-    assert not Delivery.objects.exists()
+    assert not OutboxMessage.objects.exists()
 
 
 def test_delivery_with_changed_body_is_rejected(client: Client, db: None) -> None:
@@ -143,7 +138,7 @@ def test_signature_is_compared_in_constant_time(client: Client, db: None, monkey
 def test_delivery_with_any_other_signature_is_rejected(client: Client, db: None, body: bytes, signature: str) -> None:
     response = post_delivery(client, body, X_Hub_Signature_256=signature)
     assert response.status_code == (401 if signature != sign_body(body) else 400)
-    assert not Delivery.objects.exists()
+    assert not OutboxMessage.objects.exists()
 
 
 def test_delivery_to_site_without_secret_is_rejected(client: Client, db: None, settings: Any) -> None:
@@ -151,7 +146,7 @@ def test_delivery_to_site_without_secret_is_rejected(client: Client, db: None, s
     body = build_body()
     response = post_delivery(client, body, X_Hub_Signature_256=sign_body(body, ""))
     assert response.status_code == 503
-    assert not Delivery.objects.exists()
+    assert not OutboxMessage.objects.exists()
 
 
 # --- oversized -------------------------------------------------------------------------------------------------------
@@ -161,7 +156,7 @@ def test_delivery_over_size_limit_is_rejected(client: Client, db: None, settings
     settings.GITHUB_WEBHOOK_MAX_BYTES = 30_000
     assert post_delivery(client, build_body()).status_code == 202
     assert post_delivery(client, build_body(padding="x" * 30_000)).status_code == 413
-    assert Delivery.objects.count() == 1
+    assert OutboxMessage.objects.count() == 1
 
 
 def test_delivery_with_longest_github_text_fits(client: Client, db: None, settings: Any) -> None:
@@ -185,7 +180,7 @@ def test_delivery_over_size_limit_is_not_read_to_its_end(site_url: str, settings
     # A body without Content-Length is not read at all.
     response = httpx.post(f"{site_url}{WEBHOOK}", content=generate_chunks(), headers=headers, timeout=WAIT_SECONDS)
     assert (response.status_code, "Content-Length" in response.json()["detail"]) == (411, True)
-    assert not Delivery.objects.exists()
+    assert not OutboxMessage.objects.exists()
 
 
 # --- malformed -------------------------------------------------------------------------------------------------------
@@ -211,7 +206,7 @@ def test_delivery_over_size_limit_is_not_read_to_its_end(site_url: str, settings
 def test_delivery_with_malformed_body_is_rejected(client: Client, db: None, body: bytes) -> None:
     response = post_delivery(client, body)
     assert (response.status_code, list(response.json())) == (400, ["detail"])
-    assert not Delivery.objects.exists()
+    assert not OutboxMessage.objects.exists()
 
 
 @pytest.mark.parametrize(
@@ -220,14 +215,11 @@ def test_delivery_with_malformed_body_is_rejected(client: Client, db: None, body
         {"X_GitHub_Event": ""},
         {"X_GitHub_Event": "pull request"},
         {"X_GitHub_Event": "x" * 61},
-        {"X_GitHub_Delivery": ""},
-        {"X_GitHub_Delivery": "x" * 65},
-        {"X_GitHub_Delivery": "../../etc"},
     ],
 )
 def test_delivery_with_invalid_headers_is_rejected(client: Client, db: None, more: dict[str, str]) -> None:
     assert post_delivery(client, build_body(), **more).status_code == 400
-    assert not Delivery.objects.exists()
+    assert not OutboxMessage.objects.exists()
 
 
 def test_delivery_as_form_is_rejected_with_hint(client: Client, db: None) -> None:
@@ -260,7 +252,6 @@ def test_delivery_with_any_signed_object_is_accepted(
 ) -> None:
     body = json.dumps({**payload, "salt": str(uuid4())}).encode()
     assert post_delivery(client, body, event=event).status_code == 202
-    Delivery.objects.latest("pk").refresh_from_db()
 
 
 def test_delivery_with_unstorable_characters_replaces_them(client: Client, db: None) -> None:
@@ -270,9 +261,8 @@ def test_delivery_with_unstorable_characters_replaces_them(client: Client, db: N
         ).status_code
         == 202
     )
-    delivery = Delivery.objects.get()
-    assert delivery.action == "a?b"
-    assert delivery.payload["pull_request"] == {"title?": "?\N{STEAM LOCOMOTIVE}"}
+    body = OutboxMessage.objects.get().payload["body"]
+    assert body == {"action": "a?b", "pull_request": {"title?": "?\N{STEAM LOCOMOTIVE}"}}
 
 
 # --- replayed and unknown --------------------------------------------------------------------------------------------
@@ -281,42 +271,34 @@ def test_delivery_with_unstorable_characters_replaces_them(client: Client, db: N
 def test_replay_of_delivery_has_no_effect(client: Client, db: None) -> None:
     body = build_body()
     assert post_delivery(client, body, guid="one").status_code == 202
-    before = Delivery.objects.values().get()
+    before = OutboxMessage.objects.values().get()
     response = post_delivery(client, body, guid="one")
     assert (response.status_code, response.json()["detail"]) == (200, "This delivery has been here before.")
-    assert post_delivery(client, build_body("closed"), guid="one").status_code == 200
-    assert Delivery.objects.values().get() == before
-
-
-def test_replay_under_another_id_has_no_effect(client: Client, db: None) -> None:
-    body = build_body()
-    assert post_delivery(client, body, guid="one").status_code == 202
-    assert post_delivery(client, body, guid="two").status_code == 200
-    assert Delivery.objects.count() == 1
+    assert post_delivery(client, body, guid="two", event="issue_comment").status_code == 200
+    assert OutboxMessage.objects.values().get() == before
 
 
 def test_replay_after_payload_deletion_has_no_effect(client: Client, db: None, monkeypatch: pytest.MonkeyPatch) -> None:
     body = build_body()
-    post_delivery(client, body, guid="one", event="gollum")
-    post_delivery(client, build_body("closed"), guid="two")
+    post_delivery(client, body)
     monkeypatch.setattr(deliveries, "PAYLOAD_RETENTION", -deliveries.PAYLOAD_RETENTION)
-    Delivery.objects.filter(guid="two").update(state=Delivery.State.DONE)
-    deliveries.delete_old_payloads()
-    assert list(Delivery.objects.values_list("payload", flat=True)) == [{}, {}]
-    assert post_delivery(client, build_body("closed"), guid="two").status_code == 200
-    assert post_delivery(client, body, guid="three").status_code == 200
+    assert deliveries.delete_old_payloads() == 0
+    for state in (OutboxMessage.State.FAILED, OutboxMessage.State.DONE):
+        OutboxMessage.objects.update(state=state)
+        deliveries.delete_old_payloads()
+        assert OutboxMessage.objects.get().payload == {}
+        assert post_delivery(client, body).status_code == 200
 
 
 def test_redelivery_of_failed_delivery_is_processed_again(client: Client, db: None) -> None:
     body = build_body()
-    post_delivery(client, body, guid="one")
-    Delivery.objects.update(state=Delivery.State.FAILED, attempts=8)
-    assert post_delivery(client, body, guid="one").status_code == 202
-    assert Delivery.objects.values_list("state", "attempts").get() == ("new", 0)
+    post_delivery(client, body)
+    OutboxMessage.objects.update(state=OutboxMessage.State.FAILED, attempts=8)
+    assert post_delivery(client, body).status_code == 202
+    assert OutboxMessage.objects.values_list("state", "attempts").get() == ("pending", 0)
 
 
 @pytest.mark.parametrize("event", ["gollum", "star", "ping", "workflow_run", "an_event_of_next_year"])
-def test_delivery_of_unknown_event_is_ignored(client: Client, db: None, event: str) -> None:
+def test_delivery_of_unknown_event_is_not_stored(client: Client, db: None, event: str) -> None:
     assert post_delivery(client, b'{"zen": "Keep it logically awesome."}', event=event).status_code == 202
-    assert Delivery.objects.values_list("state", "payload").get() == ("ignored", {})
-    assert deliveries.process_due() == 0
+    assert not OutboxMessage.objects.exists()

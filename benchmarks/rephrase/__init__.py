@@ -1,1 +1,0 @@
-"""Load test of packets: `python -m benchmarks.rephrase`."""

@@ -1,0 +1,144 @@
+"""A season's secret: in the orders of scores, nowhere else before the season has ended, then public."""
+
+from __future__ import annotations
+
+import hashlib
+from datetime import timedelta
+from io import StringIO
+
+import pytest
+from django.contrib.auth.models import User
+from django.core.exceptions import ValidationError
+from django.core.management import call_command
+from django.test import Client
+from django.utils import timezone
+
+from leaderboard import tasks
+from leaderboard.job_handlers.score import build_score_order
+from leaderboard.models import Run, Season, Track
+from leaderboard.models.seasons import MIN_RESERVED_TOKENS
+from scheduler.models import Event, Lease, Node
+from tests.leaderboard.conftest import finish_run
+from trainer.protocol import ScoreOrder, encode_message
+
+pytestmark = pytest.mark.django_db
+SECRET = "5ec2e7" + "0" * 58
+COMMITMENT = hashlib.sha256(bytes.fromhex(SECRET)).hexdigest()
+
+
+@pytest.fixture
+def scored_run(run: Run, node: Node) -> Run:
+    Season.objects.filter(pk=run.season_id).update(test_secret=SECRET, reserved_tokens=MIN_RESERVED_TOKENS)
+    return finish_run(Run.objects.get(pk=run.pk), node)
+
+
+def end_season(season: Season) -> Season:
+    """Begin another season, in which all tracks continue."""
+    later = Season.objects.create(name="Later", corpus="python-docs", started_at=timezone.now() + timedelta(days=1))
+    Track.objects.filter(season=season).update(season=later)
+    return later
+
+
+def build_order(run: Run) -> ScoreOrder:
+    run = Run.objects.get(pk=run.pk)
+    assert run.checkpoint is not None
+    return build_score_order(run, run.checkpoint.manifest, ())
+
+
+def test_secrets_of_two_seasons_differ() -> None:
+    first, second = (Season.objects.create(name=name, corpus="python-docs") for name in ("a", "b"))
+    assert len(first.test_secret) == 64
+    assert first.test_secret != second.test_secret
+
+
+def test_score_order_has_the_secret_and_its_job_needs_trust(scored_run: Run) -> None:
+    assert scored_run.score_job is not None
+    assert scored_run.score_job.needs_trusted
+    assert build_order(scored_run).test_secret == SECRET
+
+
+def test_secret_is_shown_nowhere_before_the_season_has_ended(client: Client, scored_run: Run, maintainer: User) -> None:
+    lease, season = Lease.objects.get(job=scored_run.score_job), Season.objects.get(pk=scored_run.season_id)
+    lease.spec = encode_message(build_order(scored_run))
+    assert SECRET in lease.spec
+    lease.save()
+    client.force_login(User.objects.create_superuser("root"))
+    addresses = [
+        scored_run.get_absolute_url(),
+        scored_run.track.get_absolute_url(),
+        "/api/v1/seasons",
+        f"/api/v1/tracks/{scored_run.track.slug}",
+        f"/api/v1/runs/{scored_run.pk}",
+        f"/admin/leaderboard/season/{season.pk}/change/",
+        f"/admin/scheduler/lease/{lease.pk}/change/",
+        f"/admin/scheduler/job/{lease.job_id}/change/",
+    ]
+    for address in addresses:
+        page = client.get(address)
+        assert page.status_code == 200, address
+        assert SECRET not in page.content.decode(), address
+    assert COMMITMENT in client.get(scored_run.get_absolute_url()).content.decode()
+    assert not Event.objects.filter(sentence__contains=SECRET).exists()
+    assert client.get("/api/v1/seasons").json()[0]["secret"] == ""
+
+
+def test_secret_of_an_ended_season_is_published_once(client: Client, scored_run: Run) -> None:
+    season = Season.objects.get(pk=scored_run.season_id)
+    tasks.publish_datasets()
+    assert not Season.objects.get(pk=season.pk).published_secret, "the season goes on"
+    end_season(season)
+    for _ in range(2):
+        tasks.publish_datasets()
+    shown = {row["name"]: row for row in client.get("/api/v1/seasons").json()}
+    assert shown[season.name]["secret"] == SECRET
+    assert shown[season.name]["commitment"] == COMMITMENT
+    assert shown["Later"]["secret"] == ""
+    assert SECRET in client.get(scored_run.get_absolute_url()).content.decode()
+    assert Event.objects.filter(sentence__contains=SECRET).count() == 1
+
+
+@pytest.mark.parametrize("state", Run.UNFINISHED)
+def test_secret_is_kept_while_a_run_of_the_season_is_unfinished(scored_run: Run, state: str) -> None:
+    end_season(Season.objects.get(pk=scored_run.season_id))
+    Run.objects.filter(pk=scored_run.pk).update(state=state)
+    tasks.publish_datasets()
+    assert not Season.objects.get(pk=scored_run.season_id).published_secret
+
+
+def test_track_cannot_return_to_a_season_whose_secret_is_public(scored_run: Run) -> None:
+    track = Track.objects.get(pk=scored_run.track_id)
+    season = track.season
+    end_season(season)
+    tasks.publish_datasets()
+    track.season = Season.objects.get(pk=season.pk)
+    with pytest.raises(ValidationError, match="its test text is public"):
+        track.clean()
+
+
+@pytest.mark.parametrize(
+    ("secret", "reserved", "sentence"),
+    [
+        (SECRET, MIN_RESERVED_TOKENS, "training never gets"),
+        (SECRET, MIN_RESERVED_TOKENS - 1, "test text is open"),
+        (SECRET, None, "test text is open"),
+        ("", MIN_RESERVED_TOKENS, "which documents are scored is public"),
+    ],
+)
+def test_page_says_whether_the_test_text_is_open(
+    client: Client, scored_run: Run, secret: str, reserved: int | None, sentence: str
+) -> None:
+    Season.objects.filter(pk=scored_run.season_id).update(test_secret=secret, reserved_tokens=reserved)
+    page = " ".join(client.get(scored_run.get_absolute_url()).content.decode().split())
+    assert sentence in page
+    assert client.get("/api/v1/seasons").json()[0]["has_open_test"] is ("open" in sentence or not secret)
+
+
+def test_preparation_stores_the_tokens_of_the_test_split(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DAILYTRAIN_CACHE", str(tmp_path / "cache"))
+    for number in range(12):
+        (tmp_path / f"{number}.txt").write_text(f"Platform {number} is closed on day {number}. " * 30)
+    options = ["--corpus", f"files:{tmp_path}/*.txt", "--tokenizer", "bpe:300", "--suite", "blimp_sample"]
+    call_command("create_season", "Small", *options, stdout=StringIO(), verbosity=0)
+    season = Season.objects.get(name="Small")
+    assert season.reserved_tokens
+    assert season.has_open_test

@@ -1,0 +1,255 @@
+"""Files over a connection that breaks, the limit of uploads, and responses that are not successes."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import io
+import random
+import re
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from types import SimpleNamespace
+
+import httpx
+import pytest
+
+from trainer.cli.join_site import parse_rate
+from trainer.node import client as agent_client
+from trainer.node import client as site_client
+from trainer.node.agent import Agent
+from trainer.node.blobs import BlobCache
+from trainer.node.client import (
+    DamagedFileError,
+    GaveUpError,
+    RequestRefusedError,
+    ServerUnreachableError,
+    SiteClient,
+    UploadRate,
+    check_response,
+    read_chunks,
+)
+from trainer.node.transfers import FileDownload, download_file
+from trainer.protocol import FileRef
+from trainer.sandbox import get_driver
+
+CONTENT = random.Random(11).randbytes(3 << 20)
+FILE = FileRef(path="model.safetensors", sha256=hashlib.sha256(CONTENT).hexdigest(), size=len(CONTENT))
+
+
+class Store:
+    """A server of one file whose connections break after the given numbers of bytes."""
+
+    def __init__(self) -> None:
+        self.content = CONTENT
+        self.cuts: list[int] = []
+        """Bytes after which the connections of the next responses are closed. Later responses are complete."""
+        self.knows_ranges = True
+        self.offsets: list[int] = []
+        """First byte of each request."""
+        self.sent = 0
+        store = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+            def do_GET(self) -> None:
+                match = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
+                first = int(match[1]) if match else 0
+                store.offsets.append(first)
+                size = len(store.content)
+                if not store.knows_ranges:
+                    first = 0
+                if first and first >= size:
+                    self.send_response(416)
+                    self.send_header("Content-Length", "0")
+                    self.end_headers()
+                    return
+                self.send_response(206 if first else 200)
+                if first:
+                    self.send_header("Content-Range", f"bytes {first}-{size - 1}/{size}")
+                self.send_header("Content-Length", str(size - first))
+                self.end_headers()
+                body = store.content[first:]
+                cut = store.cuts.pop(0) if store.cuts else len(body)
+                store.sent += min(cut, len(body))  # counted before the client receives them
+                self.wfile.write(body[:cut])
+                self.close_connection = cut < len(body)
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.address = f"http://127.0.0.1:{self._server.server_address[1]}"
+        threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+@pytest.fixture
+def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
+    monkeypatch.setattr(agent_client, "BACKOFF_SECONDS", 0.01)
+    made = Store()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def client(store: Store) -> Iterator[SiteClient]:
+    made = SiteClient(store.address, "token")
+    yield made
+    made.close()
+
+
+def download_content(client: SiteClient, target: Path) -> bytes:
+    download_file(client, "/leases/1/blobs/x", FILE, target, lambda: False)
+    return target.read_bytes()
+
+
+def test_download_cut_in_the_middle_keeps_received_bytes(store: Store, client: SiteClient, tmp_path: Path) -> None:
+    store.cuts = [1_000_000, 100, 0, 1_500_000]
+    assert download_content(client, tmp_path / "file") == CONTENT
+    assert store.offsets == [0, 1_000_000, 1_000_100, 1_000_100, 2_500_100]
+    assert store.sent == len(CONTENT), "every byte was sent once"
+
+
+def test_download_whose_partial_file_is_evicted_restarts(store: Store, client: SiteClient, tmp_path: Path) -> None:
+    target = tmp_path / "file"
+    store.cuts = [1_000_000]
+    download = FileDownload(client, "/leases/1/blobs/x", FILE, target, lambda: False)
+    with suppress(ServerUnreachableError):
+        download._fetch()
+    target.unlink()
+    download.complete()
+    assert target.read_bytes() == CONTENT
+    assert store.offsets == [0, 0]
+
+
+def test_download_without_range_support_restarts(store: Store, client: SiteClient, tmp_path: Path) -> None:
+    store.knows_ranges = False
+    store.cuts = [2_000_000]
+    assert download_content(client, tmp_path / "file") == CONTENT
+    assert store.offsets == [0, 2_000_000]
+
+
+def test_download_with_parts_of_two_files_restarts(store: Store, client: SiteClient, tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"x" * 1_000_000)  # bytes of another file
+    assert download_content(client, tmp_path / "file") == CONTENT
+    assert store.offsets == [1_000_000, 0]
+
+
+def test_download_with_an_oversized_partial_file_restarts(store: Store, client: SiteClient, tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(CONTENT + b"x")
+    assert download_content(client, tmp_path / "file") == CONTENT
+    assert store.offsets == [0]
+
+
+@pytest.mark.parametrize("content", [CONTENT[:-1] + b"?", CONTENT + b"?"], ids=["other bytes", "too many"])
+def test_download_with_wrong_content_raises(store: Store, client: SiteClient, tmp_path: Path, content: bytes) -> None:
+    store.content = content
+    with pytest.raises(DamagedFileError, match="its SHA-256 differs"):
+        download_content(client, tmp_path / "file")
+    assert store.offsets == [0]
+
+
+def test_download_of_a_short_file_retries_until_given_up(store: Store, client: SiteClient, tmp_path: Path) -> None:
+    store.content = CONTENT[:1000]
+    with pytest.raises(GaveUpError):
+        download_file(client, "/leases/1/blobs/x", FILE, tmp_path / "file", lambda: len(store.offsets) > 4)
+
+
+def test_download_of_an_empty_file_creates_it(store: Store, client: SiteClient, tmp_path: Path) -> None:
+    store.content = b""
+    empty = FileRef(path="empty", sha256=hashlib.sha256(b"").hexdigest(), size=0)
+    download_file(client, "/leases/1/blobs/x", empty, tmp_path / "file", lambda: False)
+    assert (tmp_path / "file").read_bytes() == b""
+
+
+def test_blob_cache_with_a_partial_file_resumes_the_download(store: Store, client: SiteClient, tmp_path: Path) -> None:
+    (tmp_path / f"{FILE.sha256}.partial").write_bytes(CONTENT[:2_000_000])
+    path = BlobCache(tmp_path).get(
+        FILE, lambda file, to: download_file(client, "/leases/1/blobs/x", file, to, lambda: False), lambda: None
+    )
+    assert path.read_bytes() == CONTENT
+    assert store.offsets == [2_000_000]
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """A fake clock that only `sleep` advances."""
+    now = [100.0]
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+
+    monkeypatch.setattr(site_client, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
+    return now
+
+
+def send(rate: UploadRate, size: int) -> list[int]:
+    content = io.BufferedReader(io.BytesIO(bytes(size)))  # type: ignore[arg-type]
+    return [len(chunk) for chunk in read_chunks(content, size, rate)]
+
+
+def test_upload_takes_the_time_of_its_rate_in_steady_chunks(clock: list[float]) -> None:
+    chunks = send(UploadRate(1_000_000), 10_000_000)
+    assert sum(chunks) == 10_000_000
+    assert set(chunks) == {250_000}
+    assert clock[0] - 100 == pytest.approx(10, abs=0.3)
+
+
+def test_two_clients_of_a_node_share_the_rate(clock: list[float]) -> None:
+    first = SiteClient("http://127.0.0.1:1", "", upload_rate=UploadRate(1_000_000))
+    second = first.with_token("lease")
+    for client in (first, second):
+        send(client.upload_rate, 5_000_000)
+    assert clock[0] - 100 == pytest.approx(10, abs=0.3)
+    first.close()
+
+
+def test_upload_without_a_rate_does_not_wait(clock: list[float]) -> None:
+    assert send(UploadRate(), 3 << 20) == [1 << 20] * 3
+    assert clock == [100.0]
+
+
+def test_rate_is_parsed_or_refused_with_a_reason() -> None:
+    assert (parse_rate("20MB"), parse_rate("1.5MiB/s")) == (20_000_000, 1_572_864)
+    with pytest.raises(argparse.ArgumentTypeError, match="is not a size"):
+        parse_rate("fast")
+    with pytest.raises(argparse.ArgumentTypeError, match="too slow: give 100kB or more"):
+        parse_rate("1kB")
+
+
+@pytest.mark.parametrize(("measured", "limit", "expected"), [(None, 2e6, 2e6), (9e6, 2e6, 2e6), (1e6, 2e6, 1e6)])
+def test_hardware_reports_the_slower_of_measured_rate_and_limit(
+    tmp_path: Path, measured: float | None, limit: float, expected: float
+) -> None:
+    client = SiteClient("http://127.0.0.1:1", "token", upload_rate=UploadRate(int(limit)))
+    if measured is not None:
+        client.speed.record("up", int(measured), 1.0)
+    found = Agent(client, tmp_path, get_driver("none"), ()).detect_hardware()
+    assert found.network_bytes_per_second == expected
+    client.close()
+
+
+ADDRESS = "http://site.example/api/node/v1/poll"
+
+
+@pytest.mark.parametrize(
+    ("location", "server"),
+    [
+        ("https://site.example/api/node/v1/poll", "https://site.example"),
+        ("https://other.example/train/api/node/v1/poll", "https://other.example/train"),
+        ("/api/node/v1/poll?again=1", "http://site.example"),
+    ],
+)
+def test_redirect_names_the_address_to_start_with(location: str, server: str) -> None:
+    response = httpx.Response(301, headers={"Location": location}, request=httpx.Request("POST", ADDRESS))
+    with pytest.raises(RequestRefusedError) as refusal:
+        check_response(response)
+    assert str(refusal.value).endswith(f"start with --server {server}.")
