@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -10,12 +11,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
+from trainer.errors import to_one_line
 from trainer.graph.build import GraphFunction, build_constants, build_function
-from trainer.graph.files import TracedArchitecture
+from trainer.graph.files import GraphError, Initialization, Passes, StoredTensor, TracedArchitecture, iterate_values
 from trainer.graph.initialization import compute_initial_tensors
 from trainer.graph.operators import RANDOM_OPERATORS, strip_variant
-from trainer.graph.schema import GraphError, Initialization, Passes, StoredTensor, iterate_values
-from trainer.models.base import LanguageModel
+from trainer.models.base import ArchitectureConfig, LanguageModel, ParameterGroup, Recipe, Schedule
 
 PRODUCTS = (torch.ops.aten.linear.default, torch.ops.aten.matmul.default, torch.ops.aten.mm.default)
 VIEWS = (torch.ops.aten.t.default, torch.ops.aten.transpose.int, torch.ops.aten.slice.Tensor)
@@ -40,10 +41,8 @@ class GraphModel(LanguageModel):
         super().__init__()
         self.traced_length = int(traced.training.features.inputs[0].shape[1])
         self.vocabulary_size = int(traced.recipe["vocabulary_size"])
-        self.traced_passes = {
-            True: GraphPasses(traced.training, allow_random=True),
-            False: GraphPasses(traced.evaluation, allow_random=False),
-        }
+        self.training_passes = GraphPasses(traced.training, allow_random=True)
+        self.evaluation_passes = GraphPasses(traced.evaluation, allow_random=False)
         saved = find_saved_buffers(traced.initialization)
         try:
             for description in traced.initialization.tensors:
@@ -53,22 +52,27 @@ class GraphModel(LanguageModel):
         except KeyError as error:
             raise GraphError(f"a stored tensor has the name of a part of the model: {error.args[0]}") from error
 
+    @property
+    def passes(self) -> GraphPasses:
+        """The passes of the current mode."""
+        return self.training_passes if self.training else self.evaluation_passes
+
     def features(self, tokens: Tensor) -> Tensor:
         length = tokens.size(1)
         if length > self.traced_length:
             raise ValueError(f"a row of {length} tokens is longer than the {self.traced_length} that were traced")
         if length < self.traced_length:
             tokens = F.pad(tokens, (0, self.traced_length - length))
-        features = run_graph(self, self.traced_passes[self.training].features, tokens)
+        features = run_graph(self, self.passes.features, tokens)
         return features if length == self.traced_length else features[:, :length]
 
     def logits(self, features: Tensor) -> Tensor:
-        return run_graph(self, self.traced_passes[self.training].logits, features)
+        return run_graph(self, self.passes.logits, features)
 
     def list_head_matrices(self) -> list[str]:
         """Return the names of the parameters that the head of training reads in matrix products alone: autocast casts
         all of these. One that a forged head reads under two names is left out: a replacement would have one of them."""
-        function = self.traced_passes[True].logits
+        function = self.training_passes.logits
         counts = Counter(id(tensor) for tensor in get_stored_tensors(self, function))
         parameters = {name: id(tensor) for name, tensor in self.named_parameters(remove_duplicate=False)}
         names = [name for name in find_product_matrices(function) if name in parameters]
@@ -76,7 +80,7 @@ class GraphModel(LanguageModel):
 
     def compute_logits(self, features: Tensor, replacements: Mapping[str, Tensor]) -> Tensor:
         """Return the logits with other tensors in place of stored ones."""
-        function = self.traced_passes[self.training].logits
+        function = self.passes.logits
         stored = [
             replacements.get(name, tensor)
             for name, tensor in zip(function.stored_names, get_stored_tensors(self, function), strict=True)
@@ -185,3 +189,34 @@ def get_stored(root: nn.Module, name: str) -> Tensor:
     tensor = getattr(root.get_submodule(path), own_name)
     assert isinstance(tensor, torch.Tensor)
     return tensor
+
+
+# --- the recipe -------------------------------------------------------------------------------------------------------
+
+
+MAX_PATTERNS = 500  # each is compared with the name of each parameter
+
+
+def describe_recipe(recipe: Recipe, config: ArchitectureConfig) -> dict[str, Any]:
+    """Return the recipe and the sizes as plain data."""
+    return {
+        "vocabulary_size": config.vocabulary_size,
+        "sequence_length": config.sequence_length,
+        "model": dataclasses.asdict(config),  # type: ignore[call-overload]
+        "recipe": dataclasses.asdict(recipe),
+    }
+
+
+def read_recipe(traced: TracedArchitecture) -> Recipe:
+    """Return the recipe of a traced architecture. Raises `GraphError`."""
+    try:
+        table = dict(traced.recipe["recipe"])
+        groups = [
+            ParameterGroup(**{**group, "match": tuple(group["match"]), "betas": tuple(group["betas"])})
+            for group in table["groups"]
+        ]
+        if sum(len(group.match) for group in groups) > MAX_PATTERNS:
+            raise ValueError(f"its groups have more than {MAX_PATTERNS} patterns of names")
+        return Recipe(**{**table, "groups": tuple(groups), "schedule": Schedule(**table["schedule"])})
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        raise GraphError(f"recipe.json is not a recipe: {to_one_line(error)}") from error

@@ -21,8 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from trainer.models.base import LanguageModel, ParameterGroup, Recipe, Schedule, pad_vocabulary
-from trainer.models.scaling import weight_decay
+from trainer.models.base import LanguageModel, ParameterGroup, Recipe, Schedule, pad_vocabulary, weight_decay
 from trainer.ops.attention import attention
 from trainer.ops.elementwise import cast_for_autocast, norm, rotate, softcap, squared_relu
 

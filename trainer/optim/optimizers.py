@@ -12,9 +12,7 @@ from torch.optim import AdamW, Optimizer
 
 from trainer.errors import UserError
 from trainer.models.base import ParameterGroup, Recipe
-from trainer.optim.compiled_muon import CompiledMuon
 from trainer.optim.muon import Muon, Precision
-from trainer.optim.table_adamw import TableAdamW
 
 
 class OptimizerNotInstalledError(UserError):
@@ -63,6 +61,8 @@ def build_optimizers(
     if kinds["adamw"]:
         optimizers.append(CautiousDecay.attach(AdamW(kinds["adamw"], fused=True)))
     if kinds["tables"]:
+        from trainer.optim.table_adamw import TableAdamW
+
         optimizers.append(TableAdamW(kinds["tables"], backend=backend))
     if kinds["adamw8bit"]:
         optimizers.append(CautiousDecay.attach(import_adamw8bit()(kinds["adamw8bit"])))
@@ -72,6 +72,8 @@ def build_optimizers(
 def build_muon(groups: list[dict[str, Any]], precision: Precision | None, backend: str | None) -> Muon:
     if backend is None:
         return Muon(groups, precision=precision)
+    from trainer.optim.compiled_muon import CompiledMuon
+
     return CompiledMuon(groups, backend=backend, precision=precision)
 
 
@@ -139,10 +141,10 @@ class CautiousDecay:
         self.before = []
 
 
-def compile_steps(optimizers: Iterable[object]) -> None:
+def compile_steps(optimizers: Iterable[Any]) -> None:
     """Compile the steps of the optimizers that compile them."""
     for optimizer in optimizers:
-        if isinstance(optimizer, CompiledMuon | TableAdamW):
+        if hasattr(optimizer, "compile_step"):
             optimizer.compile_step()
 
 

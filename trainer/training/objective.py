@@ -6,7 +6,7 @@ An architecture must compute the logits of each position independently, without 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -22,11 +22,9 @@ from trainer.ops.losses import (
     iterate_chunks,
     limit_chunk_positions,
 )
-from trainer.training.chunked_bptt import (
-    CarriedState,
-    ChunkedBPTT,
-    evaluate_in_chunks,
-)
+
+if TYPE_CHECKING:
+    from trainer.training.chunked_bptt import CarriedState
 
 
 class Objective(nn.Module):
@@ -80,6 +78,8 @@ class Objective(nn.Module):
         assert targets is not None, "only a pass with a state can do without"
         if not 0 < self.chunk < inputs.size(1):
             return self.compute_loss(self.features(inputs), targets, per_position)
+        from trainer.training.chunked_bptt import ChunkedBPTT, evaluate_in_chunks
+
         if per_position or not torch.is_grad_enabled():
             return evaluate_in_chunks(self, inputs, targets, per_position)
         return ChunkedBPTT.apply(self, inputs, targets, *self.get_trainable())
@@ -87,6 +87,8 @@ class Objective(nn.Module):
     def advance(
         self, inputs: Tensor, targets: Tensor | None, state: CarriedState
     ) -> tuple[Tensor | None, CarriedState]:
+        from trainer.training.chunked_bptt import CarriedState
+
         features, after = self.model.advance(inputs, state.content)
         return None if targets is None else self.compute_loss(features, targets), CarriedState(after)
 
