@@ -69,7 +69,7 @@ lint: install    ## style, types, import rules, known insecure calls, migrations
 	$(BIN)/hadolint Dockerfile
 	$(BIN)/python manage.py makemigrations --check --dry-run
 	$(BIN)/python manage.py check --fail-level WARNING
-	$(BIN)/python .ci/size.py
+	$(BIN)/python .ci/size.py --loaded
 
 size: install    ## lines by package beside their budgets in pyproject.toml, and what a tiny training run loads
 	$(BIN)/python .ci/size.py --loaded

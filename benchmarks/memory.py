@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from trainer.distributed.strategies import compute_gradient_norm
+from trainer.distributed.devices import compute_gradient_norm
 from trainer.models.base import ParameterGroup, Recipe
 from trainer.models.ngram_memory import NGramMemory
 from trainer.ops.devices import synchronize

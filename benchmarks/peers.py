@@ -32,7 +32,7 @@ from benchmarks.contenders.base import ROWS, SEQUENCE_LENGTH, Factors, Size
 from benchmarks.contenders.results import Entry, Row, Trainer, hash_files, select_runs
 from benchmarks.contenders.search import replace_none, tune_factors
 from benchmarks.contenders.speed import measure_cpu_seconds
-from trainer.accounting.text_sizes import parse_size
+from trainer.accounting.budget import parse_size
 from trainer.data.dataset import prepare_dataset
 from trainer.errors import UserError
 from trainer.scoring.multiplier import Axis, ResultsError, compare_entries, parse_results

@@ -151,7 +151,7 @@ def select_result(source: object, position: object, *, results: Mapping[str, str
 
 
 def write_value(value: Any, results: Mapping[str, str]) -> str:
-    """Return an argument as text (`trainer.graph.schema` describes its JSON)."""
+    """Return an argument as text (`trainer.graph.files` describes its JSON)."""
     if isinstance(value, str):
         return results.get(value, value)
     if isinstance(value, list):

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from leaderboard.models import Run, Track
 from scheduler.matching import MODEL_LABEL, parse_labels
+from trainer.accounting.budget import BYTES_PER_TOKEN
 from trainer.accounting.peak_flops import list_form_factors
 from trainer.accounting.scoring_time import (
     MIN_LIMIT_SECONDS,
@@ -15,7 +16,6 @@ from trainer.accounting.scoring_time import (
     compute_pass_flops,
     get_fp32_flops,
 )
-from trainer.accounting.text_sizes import BYTES_PER_TOKEN
 from trainer.accounting.training_size import DEFAULT_GPU_SEQUENCE_LENGTH
 from trainer.scoring.passes import count_suite_passes, count_text_passes
 

@@ -3,27 +3,31 @@
 The run's folder holds `run.json` (what it is), `tokenizer.json`, `metrics.jsonl`, `checkpoints/` and at the end
 `result.json` or `failure.json`. Exit codes are in `trainer.errors`. Standard output stays empty.
 
-`trainer.training.setup` builds the run, `trainer.training.loop` trains it. With several devices there is one process
+`trainer.training.loop` builds the run, `trainer.training.loop` trains it. With several devices there is one process
 for each; `trainer.distributed.launch` starts them.
 """
 
 from __future__ import annotations
 
+import json
+import os
 import sys
+import time
 import traceback
 from collections.abc import Sequence
+from pathlib import Path
 
 from rich.console import Console
 
 from trainer import errors
 from trainer.config.parsing import parse_config
 from trainer.config.train_config import TrainConfig
-from trainer.data.errors import DamagedDatasetError
-from trainer.distributed import launch
-from trainer.errors import ModelError, UserError
-from trainer.training.interruption import StopRequest
-from trainer.training.loop import fit_and_finish
-from trainer.training.setup import build_run
+from trainer.errors import DamagedDatasetError, ModelError, UserError
+from trainer.training.loop import build_run, fit_and_finish
+from trainer.training.run import StopRequest
+
+ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
+"""Environment variable of torch: the file in which a process reports its failure."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -31,9 +35,11 @@ def main(argv: Sequence[str]) -> int:
     try:
         config = parse_config(argv)
         with StopRequest() as stop:
-            if config.devices > 1 and not launch.is_launched():
-                return launch.launch_processes(argv, config.devices, config.out)
-            return run_training(config, Console(stderr=True, quiet=not launch.is_first_process()), stop)
+            if config.devices > 1 and not is_launched():
+                from trainer.distributed.launch import launch_processes
+
+                return launch_processes(argv, config.devices, config.out)
+            return run_training(config, Console(stderr=True, quiet=not is_first_process()), stop)
     except UserError as error:
         return report_error(errors.to_one_line(error), errors.ExitCode.USER_ERROR)
     except KeyboardInterrupt:
@@ -75,7 +81,25 @@ def report_failure(config: TrainConfig, error: Exception) -> int:
 
 def report_error(reason: str, code: int) -> int:
     """Print one line, or leave that to the process that started this one; return the exit code."""
-    return code if launch.report_to_launcher(reason) else errors.print_error("dailytrain train", reason, code)
+    return code if report_to_launcher(reason) else errors.print_error("dailytrain train", reason, code)
+
+
+def is_launched() -> bool:
+    """Return whether this is one of several processes, started here or by torchrun."""
+    return "LOCAL_RANK" in os.environ
+
+
+def is_first_process() -> bool:
+    return os.environ.get("LOCAL_RANK", "0") == "0"
+
+
+def report_to_launcher(message: str) -> bool:
+    """Report this process's failure in torch's format. Return False if no process launched this one."""
+    if ERROR_FILE not in os.environ:
+        return False
+    if message:
+        Path(os.environ[ERROR_FILE]).write_text(json.dumps({"message": message, "timestamp": int(time.time())}))
+    return True
 
 
 if __name__ == "__main__":

@@ -26,11 +26,10 @@ from benchmarks.cheats import (
 from benchmarks.cheats.base import Case, T, V, Verdict, sample_text
 from trainer.errors import ModelError, to_one_line
 from trainer.graph.counting import count_training_cost
-from trainer.graph.files import TracedArchitecture, read_traced
+from trainer.graph.files import GraphError, TracedArchitecture
 from trainer.graph.foreign_files import check_foreign_files
-from trainer.graph.model import build_model, build_model_without_data
-from trainer.graph.recipe import read_recipe
-from trainer.graph.schema import GraphError
+from trainer.graph.model import build_model, build_model_without_data, read_recipe
+from trainer.graph.reading import read_traced
 from trainer.graph.summary import describe_traced
 from trainer.graph.trace import trace_architecture
 from trainer.scoring.model_scorer import Losses, ModelScorer

@@ -13,9 +13,9 @@ from trainer.distributed.devices import build_fabric
 from trainer.models import load_architecture
 from trainer.models.base import ParameterGroup, Recipe
 from trainer.optim import optimizers
-from trainer.training.grad_spikes import GradientSpikeFilter
 from trainer.training.loop import train_step
 from trainer.training.objective import Objective
+from trainer.training.run import GradientSpikeFilter
 
 EMBEDDINGS = ("embedding", "value embeddings", "head")
 

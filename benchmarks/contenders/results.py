@@ -19,7 +19,7 @@ from benchmarks.contenders.base import (
     Size,
     train_contender,
 )
-from trainer.checkpoint.json_files import atomic_write_json
+from trainer.checkpoint.files import atomic_write_json
 from trainer.data.dataset import Dataset
 
 Row = dict[str, Any]

@@ -12,17 +12,17 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from benchmarks.cuda_predicted.recording import CompiledGraph, record_compiled_graphs
 from trainer.config.model_config import configure_model
 from trainer.config.parsing import parse_config
-from trainer.config.resolve import ResolvedConfig, resolve_config
+from trainer.config.train_config import ResolvedConfig, resolve_config
 from trainer.graph.build import build_constants
 from trainer.graph.counting import count_training_cost
 from trainer.graph.files import TracedArchitecture
-from trainer.graph.model import GraphModel, build_model_without_data
-from trainer.graph.recipe import read_recipe
+from trainer.graph.model import GraphModel, build_model_without_data, read_recipe
 from trainer.graph.trace import trace_architecture
 from trainer.models import load_architecture
 from trainer.ops.losses import count_chunks
 from trainer.optim.optimizers import build_optimizers, compile_steps
-from trainer.training.compilation import choose_optimizer_backend, compile_objective
+from trainer.training.compilation import compile_objective
+from trainer.training.loop import choose_optimizer_backend
 from trainer.training.objective import Objective
 from trainer.training.precision import convert_tables, convert_to_fp8
 

@@ -22,8 +22,8 @@ from benchmarks.gpu.stage import (
     wait_for_turn,
 )
 from benchmarks.gpu.steps import build_flags
+from trainer.checkpoint.files import open_weights
 from trainer.checkpoint.store import get_checkpoint_path
-from trainer.checkpoint.weight_files import open_weights
 from trainer.scoring.compare_replay import compare_checkpoints
 
 CLI = ("-m", "trainer.cli")

@@ -32,7 +32,7 @@ from trainer.cli.bench import time_steps
 from trainer.config.parsing import parse_config
 from trainer.ops import attention as kernels
 from trainer.optim.optimizers import compile_steps
-from trainer.training import micro_batch, setup
+from trainer.training import compilation, loop
 from trainer.training.loop import run_step
 
 SMALL = (
@@ -57,7 +57,7 @@ def build_flags(depth: int, rows: int, micro: int, *more: str) -> list[str]:
 
 def build_run(turn: Turn, flags: list[str], steps: int) -> Any:
     """Build a run as training does. All graphs are compiled before the turn is taken."""
-    warm_up = setup.warm_up
+    warm_up = loop.warm_up
 
     def compile_then_warm_up(run: Any, console: Console, row: Tensor) -> None:
         if run.resolved.compile:
@@ -71,17 +71,17 @@ def build_run(turn: Turn, flags: list[str], steps: int) -> Any:
                     run.objective.compute_loss(features, targets)
                 compile_steps(run.optimizers)
                 del features, targets
-                run.raw_model.zero_grad(set_to_none=True)
+                run.model.zero_grad(set_to_none=True)
         turn.arm()
         warm_up(run, console, row)
 
-    setup.warm_up = compile_then_warm_up
-    micro_batch.run_pass = micro_batch.run_forward_backward  # evaluation is not timed: do not compile it
+    loop.warm_up = compile_then_warm_up
+    compilation.run_pass = compilation.run_forward_backward  # evaluation is not timed: do not compile it
     out = get_folder() / "runs" / os.environ[STAGE]
     shutil.rmtree(out, ignore_errors=True)
     started = time.monotonic()
     config = parse_config([*flags, "--out", str(out), "--budget", f"{steps + 2 * PARITY_STEPS}steps"])
-    run = setup.build_run(config, Console(stderr=True))
+    run = loop.build_run(config, Console(stderr=True))
     turn.take()
     chosen = kernels.describe_kernels(run.fabric.device)
     emit(built_s=round(time.monotonic() - started, 1), compile_s=round(run.compile_seconds, 1), attention=chosen)
@@ -128,7 +128,7 @@ def emit_memory(run: Any) -> None:
     """The peak beside the activations that our formula gives and the bytes of weights, gradients and momenta."""
     if run.fabric.device.type == "cpu":
         return
-    weights = sum(parameter.nbytes for parameter in run.raw_model.parameters())
+    weights = sum(parameter.nbytes for parameter in run.model.parameters())
     width, tokens = int(run.identity["model"]["width"]), run.resolved.micro_batch * run.resolved.sequence_length
     block, outside = COMPILED_ACTIVATIONS.get(run.config.arch, (0, 0))
     computed = (run.resolved.depth * block + outside) * tokens * width
@@ -153,12 +153,12 @@ def emit_parts(run: Any) -> None:
             run.objective.compute_loss(features, y)
 
     parts = {"loss": measure_ms(compute_loss, 5)}
-    parts["micro-batch"] = measure_ms(lambda: run.fabric.backward(run.model(x, y) / y.numel()), 5)
+    parts["micro-batch"] = measure_ms(lambda: run.fabric.backward(run.wrapped(x, y) / y.numel()), 5)
     for number, optimizer in enumerate(run.optimizers):
         parts[f"optimizer {number}"] = measure_ms(optimizer.step, 3)
-    gradients = [parameter.grad for parameter in run.raw_model.parameters() if parameter.grad is not None]
+    gradients = [parameter.grad for parameter in run.model.parameters() if parameter.grad is not None]
     parts["norm"] = measure_ms(lambda: torch.nn.utils.get_total_norm(gradients), 5)
-    run.raw_model.zero_grad(set_to_none=True)
+    run.model.zero_grad(set_to_none=True)
     emit(parts_ms={name: round(ms, 2) for name, ms in parts.items()})
 
 
@@ -170,7 +170,7 @@ def emit_kernels(run: Any) -> None:
     on_gpu = run.fabric.device.type == "cuda"
 
     def work() -> None:
-        run.fabric.backward(run.model(x, y) / y.numel())
+        run.fabric.backward(run.wrapped(x, y) / y.numel())
 
     wall = measure_ms(work, 3)
     with profile(activities=[ProfilerActivity.CUDA if on_gpu else ProfilerActivity.CPU]) as profiler:
@@ -180,7 +180,7 @@ def emit_kernels(run: Any) -> None:
     name = "self_device_time_total" if on_gpu else "self_cpu_time_total"
     rows = sorted(profiler.key_averages(), key=lambda row: -getattr(row, name))
     total = sum(getattr(row, name) for row in rows) / 1e3
-    run.raw_model.zero_grad(set_to_none=True)
+    run.model.zero_grad(set_to_none=True)
     emit(micro_batch_ms=round(wall, 2), kernels_ms=round(total, 2), launches=sum(row.count for row in rows))
     emit(kernels=[[row.key[:90], round(getattr(row, name) / 1e3, 2), row.count] for row in rows[:15]])
 
@@ -190,9 +190,9 @@ def emit_repeatability(run: Any) -> None:
     x, y = next_micro_batch(run)
     found = []
     for _ in range(2):
-        run.raw_model.zero_grad(set_to_none=True)
-        run.fabric.backward(run.model(x, y) / y.numel())
-        found.append({n: p.grad.clone() for n, p in run.raw_model.named_parameters() if p.grad is not None})
+        run.model.zero_grad(set_to_none=True)
+        run.fabric.backward(run.wrapped(x, y) / y.numel())
+        found.append({n: p.grad.clone() for n, p in run.model.named_parameters() if p.grad is not None})
     errors = {n: compute_error(found[1][n], g) for n, g in found[0].items() if not torch.equal(found[1][n], g)}
     worst = sorted(errors.items(), key=lambda item: -item[1])[:6]
     emit(gradients=len(found[0]), not_bitwise_equal=len(errors), worst=worst)

@@ -13,7 +13,7 @@ import django
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from trainer.cli.parser import Parser
+from trainer.cli import Parser
 
 if TYPE_CHECKING:
     from benchmarks.pool_simulation.statistics import Outcome

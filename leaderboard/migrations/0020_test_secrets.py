@@ -1,5 +1,6 @@
-import leaderboard.models.seasons
 from django.db import migrations, models
+
+import leaderboard.models.seasons
 
 
 class Migration(migrations.Migration):

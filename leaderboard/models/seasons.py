@@ -24,7 +24,7 @@ from scheduler.models import Blob
 from trainer import protocol
 from trainer.data.corpora import find_corpus
 from trainer.data.tokenizer_names import check_tokenizer_name
-from trainer.graph.schema import MAX_CONSTANT_BYTES
+from trainer.graph.files import MAX_CONSTANT_BYTES
 from trainer.scoring import benchmark_tasks
 
 MANIFEST, TOKENIZER = "manifest.json", "tokenizer.json"

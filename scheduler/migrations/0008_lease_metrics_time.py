@@ -4,15 +4,14 @@ from django.db import migrations, models
 
 
 class Migration(migrations.Migration):
-
     dependencies = [
-        ('scheduler', '0007_checkpoint_seconds'),
+        ("scheduler", "0007_checkpoint_seconds"),
     ]
 
     operations = [
         migrations.AddField(
-            model_name='lease',
-            name='metrics_at',
-            field=models.DateTimeField(blank=True, help_text='When the latest batch of metrics arrived.', null=True),
+            model_name="lease",
+            name="metrics_at",
+            field=models.DateTimeField(blank=True, help_text="When the latest batch of metrics arrived.", null=True),
         ),
     ]

@@ -34,10 +34,10 @@ def main() -> int:
     from trainer.graph.trace import trace_architecture
     from trainer.models import load_architecture
     from trainer.optim.optimizers import apply_schedule, build_optimizers
-    from trainer.training.grad_spikes import GradientSpikeFilter
     from trainer.training.loop import train_step
     from trainer.training.objective import Objective
     from trainer.training.precision import convert_tables
+    from trainer.training.run import GradientSpikeFilter
 
     waits: Counter[str] = Counter()
 

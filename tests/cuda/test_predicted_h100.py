@@ -19,8 +19,8 @@ import torch
 from benchmarks.cuda_predicted.fake_h100 import find_missing_program
 from tests.support.paths import REPOSITORY
 from trainer.accounting.training_size import COMPILED_ACTIVATIONS
-from trainer.graph.cost_meter import CostMeter
 from trainer.graph.counting import measure_costs
+from trainer.graph.initialization import CostMeter
 from trainer.ops.recurrence import compute_recurrence
 
 MISSING = find_missing_program()

@@ -9,7 +9,7 @@ from rich.console import Console
 from tests.support.tiny import TINY
 from trainer.config.parsing import parse_config
 from trainer.train import run_training
-from trainer.training.interruption import StopRequest
+from trainer.training.run import StopRequest
 
 
 class AfterSteps(StopRequest):

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 from trainer.data.corpora import Document
-from trainer.data.tokenizer import train_bpe
+from trainer.data.tokenizer_training import train_bpe
 from trainer.models import gpt
 from trainer.models.base import LanguageModel
 from trainer.scoring.heldout_text import EncodedDocument

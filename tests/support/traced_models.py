@@ -10,8 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trainer.graph.files import TracedArchitecture, parse_files
+from trainer.graph.files import TracedArchitecture
 from trainer.graph.model import GraphModel, build_model
+from trainer.graph.reading import parse_files
 from trainer.graph.trace import trace_architecture
 from trainer.models import load_architecture
 from trainer.models.base import LanguageModel

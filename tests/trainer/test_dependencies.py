@@ -14,7 +14,7 @@ from packaging.utils import canonicalize_name
 
 from tests.support.paths import REPOSITORY
 from trainer.cli import smoke
-from trainer.config.presets import PRESETS
+from trainer.config.presets import RUN_PRESETS
 from trainer.config.train_config import DEFAULT_CORPUS
 from trainer.data.corpora import find_corpus, python_packages
 
@@ -55,7 +55,7 @@ def test_no_extra_pins_the_packages_whose_text_is_a_corpus() -> None:
     assert pinned.isdisjoint(python_packages.PACKAGES)
 
 
-@pytest.mark.parametrize("corpus", [DEFAULT_CORPUS, smoke.CORPUS, PRESETS["tiny"].values["corpus"]])
+@pytest.mark.parametrize("corpus", [DEFAULT_CORPUS, smoke.CORPUS, RUN_PRESETS["tiny"].values["corpus"]])
 def test_default_text_is_part_of_the_package(corpus: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(python_packages, "PACKAGES", {"networkx": "0.0", "sympy": "0.0"})
     assert next(iter(find_corpus(corpus).documents())).text

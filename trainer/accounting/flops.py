@@ -21,11 +21,10 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from trainer.accounting.peak_flops import lookup_peak_flops
 from trainer.models.base import LanguageModel
 from trainer.ops import devices
 from trainer.ops.attention import force_reference
-from trainer.ops.ngram_memory import get_row_gradients
+from trainer.ops.devices import get_row_gradients
 
 Shape = tuple[int, ...]
 MATRIX_SIZE = 1024  # of the products that measure a CPU's peak
@@ -38,6 +37,8 @@ def find_peak_flops(device: torch.device, precision: str, threads: int) -> float
     A CPU's is the best of five products of square matrices. `threads` are torch's; they only key the cache.
     """
     if device.type == "cuda":
+        from trainer.accounting.peak_flops import lookup_peak_flops
+
         return lookup_peak_flops(devices.get_gpu_name(device))
     matrix = torch.full((MATRIX_SIZE, MATRIX_SIZE), 0.5, dtype=torch.float32 if precision == "fp32" else torch.bfloat16)
     product, seconds = torch.empty_like(matrix), []

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from trainer.checkpoint.folders import get_checkpoint_step, list_checkpoints
+from trainer.checkpoint.files import get_checkpoint_step, list_checkpoints, list_weight_files, load_weights
 from trainer.checkpoint.store import (
     MILESTONES_FOLDER,
     CheckpointError,
@@ -20,10 +20,8 @@ from trainer.checkpoint.store import (
     read_run,
     verify_checkpoint,
 )
-from trainer.checkpoint.weight_files import list_weight_files, load_weights
 from trainer.data.dataset import Dataset
-from trainer.data.tokenizer import Tokenizer
-from trainer.data.tokenizer_spec import load_tokenizer
+from trainer.data.tokenizer import Tokenizer, load_tokenizer
 from trainer.models import PRESETS
 from trainer.optim import lora
 from trainer.protocol.files import CHECKPOINTS_FOLDER
@@ -65,6 +63,10 @@ class BaseCheckpoint:
         if self.tokenizer_sha256 is None:
             return tokenizer.vocabulary_size <= self.model["vocabulary_size"]
         return self.tokenizer_sha256 == tokenizer.sha256
+
+    def get_inherited_fields(self, arch: str) -> dict[str, Any]:
+        """Return the fields of the checkpoint's Config that a model of the same family inherits."""
+        return self.model if get_family(self.arch) == get_family(arch) else {}
 
     def get_config_defaults(self) -> dict[str, Any]:
         """Return the defaults of a run that starts here: architecture, size, row length and tokenizer.
@@ -141,15 +143,13 @@ def describe_litgpt_folder(folder: Path) -> BaseCheckpoint:
     )
 
 
-def choose_vocabulary_size(base: BaseCheckpoint | None, dataset: Dataset, has_dataset: bool) -> int:
+def choose_vocabulary_size(base: BaseCheckpoint, dataset: Dataset, has_dataset: bool) -> int:
     """Return the new model's vocabulary size: the tokenizer's, or the checkpoint's if the tokens are the same.
 
     Raise `CheckpointError` if `--dataset` (`has_dataset`) has other tokens than the checkpoint. With another
     `--tokenizer` the model gets a new embedding.
     """
     tokenizer_size = dataset.tokenizer.vocabulary_size
-    if base is None:
-        return tokenizer_size
     if base.matches_tokenizer(dataset.tokenizer):
         return max(tokenizer_size, base.model["vocabulary_size"])
     if has_dataset:
@@ -159,11 +159,6 @@ def choose_vocabulary_size(base: BaseCheckpoint | None, dataset: Dataset, has_da
             f"prepare it with {remedy}, or give --corpus instead"
         )
     return tokenizer_size
-
-
-def get_inherited_fields(base: BaseCheckpoint | None, arch: str) -> dict[str, Any]:
-    """Return the fields of the checkpoint's Config that a model of the same family inherits."""
-    return base.model if base is not None and get_family(base.arch) == get_family(arch) else {}
 
 
 def get_family(arch: str) -> str:

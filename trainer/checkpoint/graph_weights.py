@@ -6,7 +6,7 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
-from trainer.checkpoint.weight_files import load_weights
+from trainer.checkpoint.files import load_weights
 from trainer.errors import UnusableCheckpointError, is_machine_failure, to_one_line
 from trainer.graph.files import TracedArchitecture
 from trainer.graph.model import GraphModel, build_model

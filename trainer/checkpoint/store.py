@@ -10,12 +10,16 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import importlib.metadata
 import json
+import math
 import os
 import pickle
+import platform
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,30 +30,73 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from trainer.checkpoint.folders import MANIFEST, NAME_PATTERN, get_checkpoint_step, list_checkpoints
-from trainer.checkpoint.host_buffers import HostBuffers
-from trainer.checkpoint.weight_files import load_weights, load_weights_into, open_weights, write_weights
-from trainer.distributed.sharding import (
-    gather_tensor,
-    get_full_optimizer_state,
-    is_sharded,
-    load_full_optimizer_state,
-    load_full_weights,
+from trainer.checkpoint.files import (
+    MANIFEST,
+    NAME_PATTERN,
+    get_checkpoint_step,
+    list_checkpoints,
+    load_weights,
+    load_weights_into,
+    open_weights,
+    write_weights,
 )
+from trainer.distributed.devices import gather_tensor, get_full_optimizer_state, is_sharded
 from trainer.errors import UserError
 from trainer.models import load_architecture
 from trainer.models.base import Architecture, ArchitectureConfig, LanguageModel
+from trainer.ops import devices
+from trainer.ops.attention import describe_kernels as describe_attention
 from trainer.ops.devices import synchronize
-from trainer.optim import lora
-from trainer.protocol import Checkpoint, FileRef
 from trainer.protocol.files import (
     CHECKPOINTS_FOLDER,
     OPTIMIZER_FILE,
     STATE_FILE,
     WEIGHTS_FILE,
+    Checkpoint,
+    FileRef,
     build_checkpoint_path,
     is_weights_file,
 )
+
+# --- pinned memory ----------------------------------------------------------------------------------------------------
+# A GPU writes to pinned memory at the full rate of its bus and without the CPU. Pinning takes long, so it is done once.
+
+
+SEGMENT_BYTES = 2**30  # a power of two, to which torch rounds pinned memory up
+ALIGNMENT = 64
+
+
+class HostBuffers:
+    """Memory for one checkpoint at a time. `allocate`: returns that many bytes, uint8, on the CPU."""
+
+    def __init__(self, allocate: Callable[[int], Tensor], segment_bytes: int = SEGMENT_BYTES) -> None:
+        self.allocate = allocate
+        self.segment_bytes = segment_bytes
+        self.segments: list[Tensor] = []
+        self.number = self.used = 0  # of the segment that is being filled, and its bytes in use
+
+    def reuse(self) -> None:
+        """Mark all memory as free; later copies overwrite earlier ones."""
+        self.number = self.used = 0
+
+    def copy(self, tensor: Tensor) -> Tensor:
+        """Return a copy, which a GPU may still be writing: synchronize before it is read."""
+        count = tensor.numel() * tensor.element_size()
+        if count == 0:
+            return tensor.to("cpu", copy=True)
+        # A storage of its own for each tensor: `torch.save` writes whole storages.
+        memory = torch.from_numpy(self.take_segment(count).numpy()[self.used : self.used + count])
+        self.used += math.ceil(count / ALIGNMENT) * ALIGNMENT
+        return memory.view(tensor.dtype).view(tensor.shape).copy_(tensor, non_blocking=True)
+
+    def take_segment(self, count: int) -> Tensor:
+        """Return the segment whose memory from `used` on has that many bytes; allocate one if none has."""
+        while self.number < len(self.segments) and self.used + count > len(self.segments[self.number]):
+            self.number, self.used = self.number + 1, 0
+        if self.number == len(self.segments):
+            self.segments.append(self.allocate(max(count, self.segment_bytes)))
+        return self.segments[self.number]
+
 
 MILESTONES_FOLDER = "milestones"
 
@@ -221,6 +268,8 @@ def verify_checkpoint(folder: Path, *, weights: bool = True, optimizer: bool = T
 
 def restore_checkpoint(folder: Path, model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
     """Load a verified checkpoint's weights and, unless the run had ended, momenta."""
+    from trainer.distributed.sharding import load_full_optimizer_state
+
     load_checkpoint_weights(folder, model)
     if not (folder / OPTIMIZER_FILE).is_file():
         return
@@ -240,17 +289,19 @@ def load_checkpoint_weights(folder: Path, model: nn.Module) -> None:
     """
     try:
         if any(is_sharded(tensor) for tensor in model.parameters()):
+            from trainer.distributed.sharding import load_full_weights
+
             load_full_weights(model, load_weights(folder))
             return
         with open_weights(folder) as files:
             shapes = {name: tuple(file.get_slice(name).get_shape()) for name, file in files.items()}
-        merge = lora.find_adapted_layers(shapes) and not lora.has_adapters(model)
-        if merge:
-            lora.add_matching_adapters(model, shapes)
-        load_weights_into(model, folder)
-        if merge:
-            lora.merge_adapters(model)
-    except (RuntimeError, SafetensorError, OSError, lora.LoraError) as error:
+        if any(name.endswith(".lora_down") for name in shapes):
+            from trainer.optim.lora import load_adapted_weights
+
+            load_adapted_weights(model, shapes, lambda: load_weights_into(model, folder))
+        else:
+            load_weights_into(model, folder)
+    except (RuntimeError, SafetensorError, OSError) as error:
         raise CheckpointError(f"{folder / WEIGHTS_FILE} does not fit this run's architecture") from error
 
 
@@ -317,3 +368,65 @@ def fsync_path(file: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+# --- writing in the background ----------------------------------------------------------------------------------------
+
+
+class CheckpointWriter:
+    """Runs one write at a time. Its error is raised by the next call, in the training thread.
+
+    If the process is killed meanwhile, the previous checkpoint remains: the new one is renamed into place last.
+    """
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
+        self._writing: Future[Any] | None = None
+
+    def begin(self, write: Callable[[], Any]) -> None:
+        """Start a write after the previous one has finished."""
+        self.wait()
+        self._writing = self._thread.submit(write)
+
+    def check(self) -> None:
+        """Raise the error of a finished write, if any."""
+        if self._writing is not None and self._writing.done():
+            self.wait()
+
+    def wait(self) -> None:
+        """Wait until everything is on disk."""
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            writing.result()
+
+    def close(self) -> None:
+        """End the thread and ignore errors of its write, for a run that has already ended."""
+        with suppress(Exception):
+            self.wait()
+        self._thread.shutdown()
+
+
+# --- software and hardware --------------------------------------------------------------------------------------------
+
+
+PACKAGES = ("torch", "lightning-fabric", "numpy", "tokenizers")
+
+
+def describe_environment(device: torch.device) -> dict[str, Any]:
+    on_gpu = device.type == "cuda"
+    return {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "device": devices.get_gpu_name(device) if on_gpu else torch.backends.cpu.get_cpu_capability(),
+        "threads": torch.get_num_threads(),
+        "attention": describe_attention(device),
+        **{name: find_version(name) for name in PACKAGES},
+    }
+
+
+def find_version(package: str) -> str | None:
+    """Return a package's version, None without metadata: `lightning` brings lightning-fabric without its own."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from trainer.cli.parser import Parser
+from trainer.cli import Parser
 from trainer.models import ARCHITECTURES, load_architecture
 
 DEPTH, VOCABULARY_SIZE, SEQUENCE_LENGTH = 4, 8192, 256

@@ -23,15 +23,14 @@ from rich.table import Column, Table
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from trainer.checkpoint.json_files import atomic_write_json
-from trainer.cli.parser import Parser, parse_positive_integer
+from trainer.checkpoint.files import atomic_write_json
+from trainer.cli import Parser, parse_positive_integer
 from trainer.config.parsing import parse_config
 from trainer.distributed.devices import get_peak_memory_bytes
 from trainer.errors import ExitCode, ModelError, print_error
 from trainer.ops.devices import get_gpu_name, synchronize
-from trainer.training.loop import run_step
+from trainer.training.loop import build_run, run_step
 from trainer.training.run import Run
-from trainer.training.setup import build_run
 
 PARTS = ("data", "forward", "backward", "optimizer")
 """The chunked loss (`trainer.ops.losses`) computes the head's gradient in the forward pass."""

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from trainer.cli.parser import Parser
+from trainer.cli import Parser
 from trainer.errors import ExitCode, print_error
 from trainer.scoring import benchmark_tasks
 from trainer.scoring.fetch_benchmarks import fetch_benchmarks

@@ -13,7 +13,7 @@ from contextlib import suppress
 from types import FrameType
 from typing import Self
 
-from trainer.cli.parser import Parser
+from trainer.cli import Parser
 from trainer.cli.sample import add_generation_flags, build_sampler, load_generator
 from trainer.data.tokenizer import Tokenizer
 from trainer.inference.sampling import Sampler, TextGenerator, decode_stream, generate_tokens

@@ -7,7 +7,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from trainer.cli.parser import Parser
+from trainer.cli import Parser
 from trainer.scoring import items, paired_bootstrap
 
 

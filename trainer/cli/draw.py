@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from trainer.cli.parser import Parser, parse_positive_integer
+from trainer.cli import Parser, parse_positive_integer
 from trainer.data.dataset import Dataset
 from trainer.errors import ExitCode, UserError
 from trainer.scoring.heldout_text import draw_test_documents, encode_documents

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trainer.checkpoint.formats import FORMATS
-from trainer.cli.parser import Parser
+from trainer.cli import Parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -7,9 +7,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from trainer.cli.parser import Parser
+from trainer.cli import Parser
 from trainer.errors import ExitCode, UserError
-from trainer.graph.files import read_traced
+from trainer.graph.reading import read_traced
 from trainer.graph.summary import describe_traced, print_summary
 
 

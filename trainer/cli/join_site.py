@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainer.accounting.text_sizes import parse_size
+from trainer.accounting.budget import parse_size
 from trainer.errors import ExitCode, UserError, print_error
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from trainer.checkpoint.store import load_model, read_run
-from trainer.cli.parser import Parser, add_device_flag, resolve_device
+from trainer.cli import Parser, add_device_flag, resolve_device
 from trainer.errors import UserError
 
 

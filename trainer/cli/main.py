@@ -15,7 +15,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any, NamedTuple
 
 from trainer.accounting.cores import limit_spinning
-from trainer.cli.parser import Parser
+from trainer.cli import Parser
 from trainer.errors import ExitCode, ModelError, UserError, print_error
 
 

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from trainer.cli.parser import Parser
+from trainer.cli import Parser
 from trainer.errors import ExitCode
 from trainer.scoring.multiplier import AXES, EntryMultiplier, TrackComparison, compare_entries, load_results
 

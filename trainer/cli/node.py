@@ -9,9 +9,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainer.accounting.text_sizes import parse_size
+from trainer.accounting.budget import parse_size
+from trainer.cli import Parser
 from trainer.cli.join_site import NodeError, add_site_arguments, join_site
-from trainer.cli.parser import Parser
 from trainer.errors import UserError
 from trainer.node.network_args import add_network_args, parse_network_args
 from trainer.rephrase.flags import add_backend_flags, build_offer, parse_count

@@ -7,8 +7,8 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from trainer.accounting.text_sizes import parse_size
-from trainer.cli.parser import Parser
+from trainer.accounting.budget import parse_size
+from trainer.cli import Parser
 from trainer.data.corpora import KINDS, describe_corpora
 from trainer.data.dataset import Dataset, prepare_dataset
 from trainer.errors import ExitCode, UserError, print_error

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trainer.cli.parser import Parser
+from trainer.cli import Parser
 from trainer.errors import ExitCode, UserError, print_error
 from trainer.rephrase.checks import DEFAULT_THRESHOLDS, Thresholds, check_output, find_violations, measure_output
 from trainer.rephrase.checks.thresholds import THRESHOLD_NAMES

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from trainer.cli.parser import Parser
+from trainer.cli import Parser
 from trainer.errors import ExitCode, UserError, print_error
 from trainer.rephrase.checks import (
     REASONS,

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from trainer.cli import Parser
 from trainer.cli.join_site import add_site_arguments, join_site
-from trainer.cli.parser import Parser
 from trainer.rephrase.flags import add_backend_flags, build_offer
 
 if TYPE_CHECKING:

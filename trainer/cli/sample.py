@@ -10,9 +10,8 @@ from pathlib import Path
 import torch
 
 from trainer.checkpoint.store import load_model, read_run
-from trainer.cli.parser import Parser, add_device_flag, resolve_device
-from trainer.data.tokenizer import Tokenizer
-from trainer.data.tokenizer_spec import load_tokenizer
+from trainer.cli import Parser, add_device_flag, resolve_device
+from trainer.data.tokenizer import Tokenizer, load_tokenizer
 from trainer.errors import UserError
 from trainer.inference.sampling import PROMPTS, Sampler, generate_text
 from trainer.models.base import LanguageModel

@@ -12,10 +12,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from trainer.cli.parser import Parser, add_device_flag, parse_positive_integer, resolve_device
+from trainer.cli import Parser, add_device_flag, parse_positive_integer, resolve_device
 from trainer.data.dataset import Dataset
-from trainer.data.tokenizer import Tokenizer
-from trainer.data.tokenizer_spec import load_tokenizer
+from trainer.data.tokenizer import Tokenizer, load_tokenizer
 from trainer.errors import ExitCode, ModelError, UnusableCheckpointError, UserError, find_fault, print_error
 from trainer.scoring import benchmark_tasks, heldout_text
 from trainer.scoring.progress import show_progress

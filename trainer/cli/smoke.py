@@ -17,7 +17,7 @@ from typing import IO, Any
 
 import trainer
 from trainer.accounting.cores import WAIT_VARIABLES
-from trainer.cli.parser import Parser, parse_positive_integer
+from trainer.cli import Parser, parse_positive_integer
 from trainer.data.dataset import Dataset, prepare_dataset
 from trainer.errors import ExitCode, ModelError, UserError, print_error
 from trainer.sandbox import Mount, ResourceLimits, SandboxDriver, SandboxError, SandboxSpec, get_driver

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
-from trainer.cli.parser import Parser
+from trainer.cli import Parser
 from trainer.cli.site_api import SiteApi, add_site_flags
 from trainer.errors import ExitCode, UserError
 from trainer.text_files import decode_text

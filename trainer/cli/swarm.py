@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from trainer.cli import Parser
 from trainer.cli.join_site import NodeError, add_site_arguments, join_site
-from trainer.cli.parser import Parser
 from trainer.node.network_args import add_network_args, parse_network_args
 
 if TYPE_CHECKING:

@@ -21,8 +21,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from trainer.accounting.text_sizes import parse_size
-from trainer.cli.parser import Parser
+from trainer.accounting.budget import parse_size
+from trainer.cli import Parser
 from trainer.config.presets import get_preset_values
 from trainer.data.dataset import Dataset, prepare_dataset
 from trainer.errors import ExitCode, UserError, print_error

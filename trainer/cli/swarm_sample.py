@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from pydantic import ValidationError
 
-from trainer.cli.parser import Parser
+from trainer.cli import Parser
 from trainer.cli.sample import add_sampling_flags, build_sampler
 from trainer.errors import UserError
 from trainer.inference.sampling import PROMPTS

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from trainer.cli.parser import Parser, parse_positive_integer
+from trainer.cli import Parser, parse_positive_integer
 from trainer.config.model_config import import_architecture
 from trainer.errors import ExitCode, UserError, attribute_to_model, to_one_line
 from trainer.graph.summary import describe_traced, print_summary

@@ -17,8 +17,8 @@ from typing import Any
 from rich.console import Console
 
 from trainer.accounting.cores import count_cores
+from trainer.cli import Parser
 from trainer.cli.multiplier import UNITS, print_table
-from trainer.cli.parser import Parser
 from trainer.config.train_config import COMPARISON_CORPUS, DEFAULT_TOKENIZER, SHORT_TEXT
 from trainer.data.dataset import Dataset, get_cache_folder, prepare_dataset
 from trainer.errors import ExitCode, print_error

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from trainer.config.resolve import ResolvedConfig
-from trainer.config.train_config import ConfigError, TrainConfig
+from trainer.config.train_config import ConfigError, ResolvedConfig, TrainConfig
 from trainer.errors import attribute_to_model, to_one_line
 from trainer.models import PRESETS, check_architecture_name, load_architecture
 from trainer.models.base import Architecture, ArchitectureConfig

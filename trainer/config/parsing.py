@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer.config.presets import get_preset_values
-from trainer.config.recipe_overrides import flatten_table
-from trainer.config.train_config import ConfigError, TrainConfig
+from trainer.config.train_config import ConfigError, TrainConfig, flatten_table
 from trainer.text_files import decode_text
 
 if TYPE_CHECKING:

@@ -1,8 +1,8 @@
 """Named configurations: `dailytrain train --preset NAME`, or `preset = "NAME"` in a configuration file.
 
 A preset's values are the weakest layer: a base checkpoint (`--from`), a file or a flag overrides them. Sizes that
-`trainer.config.resolve` would compute are written out, so that a preset does not change with the rules; a test compares
-the two.
+`trainer.config.train_config` would compute are written out, so that a preset does not change with the rules; a test
+compares the two.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def build_home_preset(description: str, depth: int, rows: int) -> Preset:
     return Preset(description, values)
 
 
-PRESETS = {
+RUN_PRESETS = {
     "daily-h100": Preset(
         "The nightly run: 24 hours on one H100 or H200, depth 24 at 524,288 tokens a step.",
         {
@@ -209,6 +209,6 @@ PRESETS = {
 
 def get_preset_values(name: str) -> Mapping[str, Any]:
     """Return a preset's names and values; raise `ConfigError` for an unknown name."""
-    if name not in PRESETS:
-        raise ConfigError(f"there is no preset {name!r}; the presets are {', '.join(PRESETS)}")
-    return PRESETS[name].values
+    if name not in RUN_PRESETS:
+        raise ConfigError(f"there is no preset {name!r}; the presets are {', '.join(RUN_PRESETS)}")
+    return RUN_PRESETS[name].values

@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from types import NoneType
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
-from trainer.config.train_config import ConfigError
+from trainer.config.train_config import ConfigError, flatten_table
 from trainer.models.base import ParameterGroup, Recipe, Schedule
 
 RecipePart = TypeVar("RecipePart", Recipe, Schedule, ParameterGroup)
@@ -49,14 +49,6 @@ def override_recipe(recipe: Recipe, overrides: Mapping[str, Any]) -> Recipe:
 def join_words(name: str) -> str:
     """Return a name as it is written in flags and TOML keys without quotes: `value embeddings` as value_embeddings."""
     return name.replace("-", "_").replace(" ", "_")
-
-
-def flatten_table(table: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    """Return a table of tables as dotted names with their values, in order."""
-    found: list[tuple[str, Any]] = []
-    for name, value in table.items():
-        found += flatten_table(value, f"{prefix}{name}.") if isinstance(value, Mapping) else [(prefix + name, value)]
-    return found
 
 
 def replace_fields(path: str, part: RecipePart, changes: Mapping[str, Any], fixed: tuple[str, ...] = ()) -> RecipePart:

@@ -21,27 +21,29 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tokenizers
 from filelock import FileLock, Timeout
 
 from trainer.data.corpora import Document, find_corpus
-from trainer.data.errors import DamagedDatasetError, DatasetError
-from trainer.data.preparation import (
+from trainer.data.shards import (
     FORMAT,
     FORMAT_WITH_PROMPTS,
     MANIFEST,
     PREPARATION_VERSION,
-    build_dataset,
+    SPLITS,
+    Shard,
+    TokenStream,
     compute_content_hash,
+    get_token_dtype,
 )
-from trainer.data.progress import ProgressConsole, Report
-from trainer.data.shards import Shard, TokenStream, get_token_dtype
-from trainer.data.tokenization import SPLITS
-from trainer.data.tokenizer import Tokenizer
-from trainer.data.tokenizer_spec import TokenizerSpec, load_tokenizer
+from trainer.data.tokenizer import Tokenizer, TokenizerSpec, load_tokenizer
+from trainer.errors import DamagedDatasetError, DatasetError
 from trainer.protocol.files import hash_file
+
+if TYPE_CHECKING:
+    from trainer.data.progress import ProgressConsole, Report
 
 
 class Dataset:
@@ -86,7 +88,7 @@ class Dataset:
     def open_stream(self, split: str) -> TokenStream:
         return TokenStream(self.open_shards(split))
 
-    def verify(self, splits: Sequence[str] = tuple(SPLITS), rank: int = 0, ranks: int = 1) -> None:
+    def verify(self, splits: Sequence[str] = SPLITS, rank: int = 0, ranks: int = 1) -> None:
         """Compare the sha256 of every file of these splits with the manifest. Raise DamagedDatasetError on a mismatch.
 
         A run verifies its training data at every start, so that the dataset hash in `run.json` is proven. Four threads
@@ -166,6 +168,9 @@ def prepare_dataset(
     target, find = target.absolute(), _find_in_folder if folder is not None else _find_in_cache
     if found := find(target, key):
         return found
+    from trainer.data.preparation import build_dataset  # what prepares texts is loaded only here
+    from trainer.data.progress import ProgressConsole
+
     console = ProgressConsole(report, stderr=True, soft_wrap=True, highlight=False, quiet=not progress)
     _create_parent(target)
     with _lock(target, console):

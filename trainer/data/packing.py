@@ -19,8 +19,7 @@ from bisect import bisect_left, bisect_right, insort
 import numpy as np
 
 from trainer.data.dataset import Dataset
-from trainer.data.loader import Batch, LoaderState, SplitLoader, build_batch
-from trainer.data.permutation import shuffle_positions
+from trainer.data.loader import Batch, LoaderState, SplitLoader, build_batch, shuffle_positions
 from trainer.data.shards import TokenStream
 
 CANDIDATES = 4096

@@ -7,7 +7,6 @@ is bounded by the longest document (16 MiB for plain text), a batch of 2 MiB for
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
@@ -20,20 +19,22 @@ import numpy as np
 
 from trainer.data import splits
 from trainer.data.corpora import Corpus
-from trainer.data.errors import DatasetError, UnsuitableCorpusError
 from trainer.data.progress import ProgressConsole, show_phase
-from trainer.data.shards import get_token_dtype, write_file
+from trainer.data.shards import (
+    FORMAT,
+    FORMAT_WITH_PROMPTS,
+    MANIFEST,
+    SPLITS,
+    compute_content_hash,
+    get_token_dtype,
+    write_file,
+)
 from trainer.data.spool import Spool, SpoolWriter
-from trainer.data.tokenization import SPLITS, Row, ShardTask, plan_shards, tokenize_shards
-from trainer.data.tokenizer import Tokenizer, train_bpe
-from trainer.data.tokenizer_spec import TokenizerSpec, load_tokenizer
+from trainer.data.tokenization import Row, ShardTask, plan_shards, tokenize_shards
+from trainer.data.tokenizer import Tokenizer, TokenizerSpec, load_tokenizer
+from trainer.data.tokenizer_training import train_bpe
+from trainer.errors import DatasetError, UnsuitableCorpusError
 
-FORMAT = 1
-FORMAT_WITH_PROMPTS = 2  # format of a dataset in which some documents begin with a prompt
-PREPARATION_VERSION = 2
-"""Part of the cache's key. Increase it when the same request would give other bytes (`SAMPLE_BYTES`, `SHARD_TEXT`,
-splits), or when the files of a temporary folder change."""
-MANIFEST = "manifest.json"
 REQUEST = "request.json"  # what a temporary folder is for
 SAMPLE_BYTES = 2 << 10  # bytes of text per entry of a tokenizer to train it on, spread over the train split
 SAVE_SECONDS = 10.0  # interval between two saved positions in the corpus
@@ -129,27 +130,6 @@ def _describe_split(split: str, tasks: list[ShardTask], rows: dict[str, Row]) ->
         "bytes": sum(task.size for task in own),
         "shards": [rows[task.path] for task in own],
     }
-
-
-def compute_content_hash(manifest: dict[str, Any]) -> str:
-    """Return the sha256 of tokenizer, counts and shard hashes. Specs, paths and times do not change it."""
-    content = {
-        "format": manifest["format"],
-        "tokenizer": manifest["tokenizer"]["sha256"],
-        "end_of_text": manifest["tokenizer"]["end_of_text"],
-        "splits": {
-            name: {
-                "documents": split["documents"],
-                "tokens": split["tokens"],
-                "bytes": split["bytes"],
-                "shards": [
-                    [shard["path"], shard["tokens"], shard["size"], shard["sha256"]] for shard in split["shards"]
-                ],
-            }
-            for name, split in manifest["splits"].items()
-        },
-    }
-    return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 def _spool_corpus(path: Path, corpus: Corpus, limit_bytes: int | None, console: ProgressConsole) -> None:

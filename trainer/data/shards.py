@@ -1,8 +1,9 @@
-"""Files of token ids: flat little-endian uint16 or uint32, written once, read at any offset."""
+"""Files of a dataset: the manifest, and token ids, flat little-endian uint16 or uint32, read at any offset."""
 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -11,14 +12,42 @@ from typing import Any
 
 import numpy as np
 
-from trainer.data.errors import DamagedDatasetError
+from trainer.errors import DamagedDatasetError
 
+SPLITS = ("train", "dev", "test")
+FORMAT = 1
+FORMAT_WITH_PROMPTS = 2  # format of a dataset in which some documents begin with a prompt
+PREPARATION_VERSION = 2
+"""Part of the cache's key. Increase it when the same request would give other bytes (`SAMPLE_BYTES`, `SHARD_TEXT`,
+splits), or when the files of a temporary folder change."""
+MANIFEST = "manifest.json"
 PROMPT_BIT = 1 << 31  # set in the tokens of a prompt, which carry no loss
 
 
 def get_token_dtype(vocabulary_size: int, has_prompts: bool = False) -> np.dtype[Any]:
     """Return the type of tokens on disk. `has_prompts`: some tokens have `PROMPT_BIT`."""
     return np.dtype("<u2" if vocabulary_size <= 1 << 16 and not has_prompts else "<u4")
+
+
+def compute_content_hash(manifest: dict[str, Any]) -> str:
+    """Return the sha256 of tokenizer, counts and shard hashes. Specs, paths and times do not change it."""
+    content = {
+        "format": manifest["format"],
+        "tokenizer": manifest["tokenizer"]["sha256"],
+        "end_of_text": manifest["tokenizer"]["end_of_text"],
+        "splits": {
+            name: {
+                "documents": split["documents"],
+                "tokens": split["tokens"],
+                "bytes": split["bytes"],
+                "shards": [
+                    [shard["path"], shard["tokens"], shard["size"], shard["sha256"]] for shard in split["shards"]
+                ],
+            }
+            for name, split in manifest["splits"].items()
+        },
+    }
+    return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 class FileWriter:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from trainer.data.corpora.document import Document
+from trainer.data.corpora import Document
 
 TRAIN, DEV, TEST = 0, 1, 2
 SHARE = 0.01  # of all hash values, for each of dev and test

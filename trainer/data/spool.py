@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from trainer.data.corpora.document import Document
+from trainer.data.corpora import Document
 from trainer.data.shards import write_file
 
 RECORD = np.dtype(

@@ -23,14 +23,12 @@ import numpy as np
 from trainer.accounting.cores import count_cores
 from trainer.data import splits
 from trainer.data.corpora import Document
-from trainer.data.errors import DatasetError
 from trainer.data.progress import ProgressConsole, ProgressPhase, show_phase
-from trainer.data.shards import PROMPT_BIT, FileWriter, write_file
+from trainer.data.shards import PROMPT_BIT, SPLITS, FileWriter, write_file
 from trainer.data.spool import Spool
-from trainer.data.tokenizer import Tokenizer
-from trainer.data.tokenizer_spec import load_tokenizer
+from trainer.data.tokenizer import Tokenizer, load_tokenizer
+from trainer.errors import DatasetError
 
-SPLITS = {"train": splits.TRAIN, "dev": splits.DEV, "test": splits.TEST}
 SHARD_TEXT = 256 << 20  # bytes of text for a shard: about 128 MiB of uint16
 PARALLEL_TEXT = 64 << 20  # less text is tokenized in this process, since others take seconds to start
 TOKENIZER_BATCH = 2 << 20  # characters of text tokenized at once
@@ -56,7 +54,7 @@ class ShardTask:
 def plan_shards(assignment: np.ndarray, lengths: np.ndarray) -> list[ShardTask]:
     """Return a task for about every `SHARD_TEXT` bytes of train and of dev, and one for test."""
     tasks = []
-    for split, code in SPLITS.items():
+    for split, code in zip(SPLITS, (splits.TRAIN, splits.DEV, splits.TEST), strict=True):
         numbers = np.flatnonzero(assignment == code)
         sizes = lengths[numbers].astype(np.int64)
         shard = (np.cumsum(sizes) - sizes) // (SHARD_TEXT if split != "test" else 1 << 62)

@@ -6,7 +6,7 @@ import os
 import re
 from pathlib import Path
 
-from trainer.data.errors import TokenizerError
+from trainer.errors import TokenizerError
 
 SMALLEST_VOCABULARY = 257  # 256 bytes and the end of text
 LARGEST_VOCABULARY = 1 << 20

@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from trainer.data.errors import TokenizerError
 from trainer.data.tokenizer import WORLD_PREFIX, Tokenizer
+from trainer.errors import TokenizerError
 from trainer.text_files import TextError, decode_text
 
 VOCABULARY_MULTIPLE = 64

@@ -9,13 +9,10 @@ The launching process only forwards signals. If a process dies, the steps since 
 
 from __future__ import annotations
 
-import json
 import logging
-import os
 import signal
 import sys
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,29 +24,9 @@ if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing import PContext
     from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
-ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
-"""Environment variable of torch: the file in which a process reports its failure."""
 POLL_SECONDS = 0.1
 STOP_SECONDS = 3600
 """Time for all processes to write a checkpoint after a signal. The node that sent it kills them sooner."""
-
-
-def is_launched() -> bool:
-    """Return whether this is one of several processes, started here or by torchrun."""
-    return "LOCAL_RANK" in os.environ
-
-
-def is_first_process() -> bool:
-    return os.environ.get("LOCAL_RANK", "0") == "0"
-
-
-def report_to_launcher(message: str) -> bool:
-    """Report this process's failure in torch's format. Return False if no process launched this one."""
-    if ERROR_FILE not in os.environ:
-        return False
-    if message:
-        Path(os.environ[ERROR_FILE]).write_text(json.dumps({"message": message, "timestamp": int(time.time())}))
-    return True
 
 
 def launch_processes(argv: Sequence[str], devices: int, run_folder: Path) -> int:

@@ -1,13 +1,21 @@
-"""Sharded tensors (torch's DTensor, from FSDP2): gather them, and shard whole tensors again.
+"""Sharding of weights (torch's FSDP2), which is imported where a run asks for it.
 
-All functions return other tensors unchanged. All processes must call the gathering ones together.
+- `fsdp`: each process has a shard of every weight, its gradient and its momenta, and gathers a block's weights while
+  that block computes. This is torch's FSDP2 through Fabric's `ModelParallelStrategy`; Fabric's older `FSDPStrategy`
+  does not run on CPUs.
+- `zero2`: as `fsdp`, but gathered weights stay from the forward to the backward pass: half the communication, and for
+  that time each process holds the whole model (ZeRO stage 2, arXiv 1910.02054, section 5). Its losses equal
+  DeepSpeed's, whose engine is not offered: Fabric's strategy for it takes one optimizer, does not clip, and refuses
+  CPUs, so it could not be tested (benchmarks/results/rwkv5.md).
+
+All processes must call these functions together.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -17,34 +25,29 @@ from torch.optim import Optimizer
 from trainer.errors import ModelError
 
 if TYPE_CHECKING:
+    from lightning_fabric.strategies import Strategy
     from torch.distributed.device_mesh import DeviceMesh
 
 Objective = TypeVar("Objective", bound=nn.Module)
 
 
-def is_sharded(tensor: Tensor) -> bool:
-    # Not isinstance: importing DTensor takes long.
-    return hasattr(tensor, "device_mesh")
-
-
-def count_local_bytes(tensor: Tensor) -> int:
-    """Return the bytes that this process holds of a tensor."""
-    return tensor.to_local().nbytes if is_sharded(tensor) else tensor.nbytes
-
-
-def gather_tensor(tensor: Tensor) -> Tensor:
-    """Return the whole tensor."""
-    return tensor.full_tensor() if is_sharded(tensor) else tensor
-
-
 def shard_like(tensor: Tensor, like: Tensor) -> Tensor:
     """Return this process's shard of a tensor that every process has whole, sharded like `like`."""
-    if not is_sharded(like) or is_sharded(tensor) or tensor.shape != like.shape:
+    is_whole = not hasattr(tensor, "device_mesh")
+    if not hasattr(like, "device_mesh") or not is_whole or tensor.shape != like.shape:
         return tensor
     from torch.distributed.tensor import distribute_tensor
 
     # Every process has the whole tensor, so nothing is sent.
     return distribute_tensor(tensor.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
+
+
+def build_sharding_strategy(name: str, devices: int) -> Strategy:
+    """Return Fabric's strategy for `fsdp` or `zero2`."""
+    from lightning_fabric.strategies import ModelParallelStrategy
+
+    parallelize = partial(shard_model, reshard_after_forward=name == "fsdp")
+    return ModelParallelStrategy(parallelize, data_parallel_size=devices, tensor_parallel_size=1)
 
 
 def shard_model(objective: Objective, mesh: DeviceMesh, reshard_after_forward: bool = True) -> Objective:
@@ -65,19 +68,6 @@ def shard_model(objective: Objective, mesh: DeviceMesh, reshard_after_forward: b
     return objective
 
 
-@contextmanager
-def gather_weights(objective: nn.Module) -> Iterator[None]:
-    """Context manager in which all processes together may call the objective's model directly."""
-    is_fsdp = hasattr(objective, "unshard")
-    if is_fsdp:
-        objective.unshard()
-    try:
-        yield
-    finally:
-        if is_fsdp:
-            objective.reshard()
-
-
 def load_full_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
     """Load whole weights into a sharded model. Raises RuntimeError for other names or shapes."""
     parameters = model.state_dict(keep_vars=True)
@@ -90,16 +80,6 @@ def load_full_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
             if tensor.shape != parameters[name].shape:
                 raise RuntimeError(f"the shape of {name} differs")
             parameters[name].copy_(shard_like(tensor, parameters[name]))
-
-
-def get_full_optimizer_state(optimizer: Optimizer) -> dict[str, Any]:
-    """Return an optimizer's `state_dict` with whole tensors."""
-    content = optimizer.state_dict()
-    state = {
-        number: {name: gather_tensor(value) if isinstance(value, Tensor) else value for name, value in values.items()}
-        for number, values in content["state"].items()
-    }
-    return {**content, "state": state}
 
 
 def load_full_optimizer_state(optimizer: Optimizer, content: dict[str, Any]) -> None:

@@ -11,9 +11,8 @@ import torch
 from torch import Tensor, fx, nn
 
 from trainer.graph.checks import check_graph
-from trainer.graph.files import TracedArchitecture
-from trainer.graph.operator_functions import find_operator, find_schema
-from trainer.graph.schema import Call, Constant, Graph, GraphError, Initialization
+from trainer.graph.files import Call, Constant, Graph, GraphError, Initialization, TracedArchitecture
+from trainer.graph.operators import find_operator, find_schema
 
 
 class Region(nn.Module):
@@ -106,7 +105,7 @@ class GraphBuilder:
         return node
 
     def decode(self, value: Any) -> Any:
-        """Return an argument from its JSON (see `trainer.graph.schema`)."""
+        """Return an argument from its JSON (see `trainer.graph.files`)."""
         if isinstance(value, str):
             if value not in self.values:
                 raise GraphError(f"{value} is not known here")

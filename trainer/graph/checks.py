@@ -2,20 +2,280 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
-from trainer.graph.argument_types import check_argument_types
-from trainer.graph.operator_functions import NGRAM_MEMORY, bind_arguments, find_schema
+import torch
+
+from trainer.graph.files import MAX_ITEMS, MAX_SIZE, SIZE_NAMES, Call, Graph, GraphError, Input, iterate_values
 from trainer.graph.operators import (
     MAY_RETURN_ARGUMENT,
+    NGRAM_MEMORY,
     RANDOM_OPERATORS,
     RUNNING_STATISTICS,
     UNCHECKED_ARGUMENTS,
+    bind_arguments,
+    find_schema,
     is_allowed,
     strip_variant,
 )
-from trainer.graph.schema import Call, Graph, GraphError, iterate_values
+
+# --- types of arguments -----------------------------------------------------------------------------------------------
+# Check what the calls of a graph pass to each other: tensors, and sizes that depend on rows and positions only. A size
+# is `a + b batch + c positions + d batch positions` with whole numbers a to d, and b, c, d are not negative. So no size
+# depends on the values of a tensor, and none jumps or falls at certain numbers of rows or positions.
+
+
+# --- sizes that depend on rows and positions --------------------------------------------------------------------------
+# Sizes that depend on rows and positions: `a + b batch + c positions + d batch positions` with whole numbers a to d.
+# Both numbers are at least 1. Arithmetic has no other results: what is no such sum raises `ValueError`.
+
+
+class SizeSum(NamedTuple):
+    """A size; the fields are a, b, c and d."""
+
+    constant: int
+    batch: int = 0
+    positions: int = 0
+    both: int = 0
+
+    @property
+    def is_constant(self) -> bool:
+        return not any(self[1:])
+
+    def describe(self) -> str:
+        terms = zip(self, ("", *SIZE_NAMES, " ".join(SIZE_NAMES)), strict=True)
+        return " + ".join(f"{factor} {name}".strip() for factor, name in terms if factor) or "0"
+
+
+SIZES = dict(zip(SIZE_NAMES, (SizeSum(0, 1), SizeSum(0, 0, 1)), strict=True))
+
+
+def compute_size(name: str, *values: SizeSum) -> SizeSum:
+    """Return the result of an operator `size::*`. Raises `ValueError`, or `ZeroDivisionError`."""
+    size = ARITHMETIC[name](*values)
+    if size is None or any(abs(factor) > MAX_SIZE for factor in size):
+        result = "" if size is None else f" {size.describe()}"
+        raise ValueError(f"whose result{result} is no sum of multiples of rows and positions, and no other sizes load")
+    if any(factor < 0 for factor in size[1:]):
+        raise ValueError(f"whose result {size.describe()} falls when rows or positions grow, and no such sizes load")
+    return size
+
+
+def add(left: SizeSum, right: SizeSum) -> SizeSum:
+    return SizeSum(*map(operator.add, left, right))
+
+
+def subtract(left: SizeSum, right: SizeSum) -> SizeSum:
+    return SizeSum(*map(operator.sub, left, right))
+
+
+def negate(value: SizeSum) -> SizeSum:
+    return SizeSum(*map(operator.neg, value))
+
+
+def multiply(left: SizeSum, right: SizeSum) -> SizeSum | None:
+    """Return the product; None if it has a square. The numbers of terms are sets: 1 is batch, 2 positions, 3 both."""
+    product = [0] * len(left)
+    for i, factor in enumerate(left):
+        for j, other in enumerate(right):
+            if factor and other and i & j:
+                return None
+            product[i | j] += factor * other
+    return SizeSum(*product)
+
+
+def divide(left: SizeSum, right: SizeSum) -> SizeSum | None:
+    """Return the quotient, rounded down, if it is the same sum for all rows and positions."""
+    if right.is_constant:
+        quotient, remainders = zip(*(divmod(factor, right.constant) for factor in left), strict=True)
+        return None if any(remainders[1:]) else SizeSum(*quotient)
+    terms = [number for number, factor in enumerate(right) if factor]
+    if len(terms) > 1:  # only a multiple of it has a quotient
+        factor = left[terms[0]] // right[terms[0]]
+        return SizeSum(factor) if left == multiply(SizeSum(factor), right) else None
+    parts = [0] * len(left)
+    for number, factor in enumerate(left):
+        if factor % right[terms[0]] or (factor and number & terms[0] != terms[0]):
+            return None
+        parts[number & ~terms[0]] += factor // right[terms[0]]
+    return SizeSum(*parts)
+
+
+def take_remainder(left: SizeSum, right: SizeSum) -> SizeSum | None:
+    quotient = divide(left, right)
+    product = None if quotient is None else multiply(quotient, right)
+    return None if product is None else subtract(left, product)
+
+
+def take_larger(left: SizeSum, right: SizeSum) -> SizeSum | None:
+    """Return the size that is never the smaller one; None if that depends on rows or positions."""
+    for one, other in ((left, right), (right, left)):
+        gap = subtract(one, other)
+        if min(gap[1:]) >= 0 and sum(gap) >= 0:
+            return one
+    return None
+
+
+def take_smaller(left: SizeSum, right: SizeSum) -> SizeSum | None:
+    larger = take_larger(left, right)
+    return None if larger is None else right if larger is left else left
+
+
+ARITHMETIC: dict[str, Callable[..., SizeSum | None]] = {
+    "size::add": add,
+    "size::sub": subtract,
+    "size::neg": negate,
+    "size::mul": multiply,
+    "size::floordiv": divide,
+    "size::mod": take_remainder,
+    "size::min": take_smaller,
+    "size::max": take_larger,
+}
+
+
+TENSOR, TENSORS = "a tensor", "several tensors"
+
+ValueType = Any
+"""What a reference stands for: TENSOR, TENSORS, an `Input` (a tensor of declared shape), a size as a `SizeSum`,
+or a list of types (results of a region)."""
+
+ENUMERATIONS = ("ScalarType", "MemoryFormat", "Layout", "Device", "Generator", "str")
+"""Types of arguments that no number stands for. Torch takes any whole number for the first three, and can crash."""
+SPECIAL_TYPES = {
+    "dtype": ("ScalarType",),
+    "memory_format": ("MemoryFormat",),
+    "device": ("Device",),
+    "text": ("str",),
+    "number": ("float", "number", "Tensor"),
+}
+
+GROWING_ARGUMENTS = frozenset(
+    (
+        *(f"List[int] {name}" for name in ("size", "shape", "sizes", "repeats", "dims", "pad")),
+        *("number end", "Optional[int] end", "int repeats", "int length", "int n", "int m"),
+        *(f"number {name}" for name in ("other", "value", "fill_value", "self", "exponent")),
+    )
+)
+"""Arguments that may depend on rows and positions: the result does not get smaller when they grow."""
+
+COUNTS_OF_RESULTS = ("sections", "chunks")
+"""Arguments that say how many tensors an operator returns."""
+
+
+def check_argument_types(graph: Graph, describe: Callable[[Call], str]) -> None:
+    """Raise `GraphError` unless every argument is of the type that its operator takes, and sizes are as above.
+
+    `describe`: a call's place in messages.
+    """
+    results = TypeChecker(describe).check(graph, graph.inputs)
+    if not all(is_tensor(value_type) for value_type in results):
+        raise GraphError("a graph returns something that is not a tensor")
+
+
+def is_tensor(value_type: ValueType) -> bool:
+    return value_type is TENSOR or isinstance(value_type, Input)
+
+
+def is_number(value_type: ValueType) -> bool:
+    return isinstance(value_type, SizeSum) and value_type.is_constant
+
+
+class TypeChecker:
+    def __init__(self, describe: Callable[[Call], str]) -> None:
+        self.describe = describe
+
+    def check(self, graph: Graph, inputs: Sequence[ValueType]) -> list[ValueType]:
+        """Return the types of the graph's outputs, for inputs of these types."""
+        types: dict[str, ValueType] = {
+            f"%{i.name}": value_type for i, value_type in zip(graph.inputs, inputs, strict=True)
+        }
+        for number, call in enumerate(graph.calls):
+            try:
+                types[f"%{number}"] = self.find_call_type(call, types)
+            except (TypeError, ValueError, IndexError, ArithmeticError) as error:
+                raise GraphError(f"{self.describe(call)} calls {call.operator}, {error}") from error
+        return [find_value_type(value, types) for value in graph.outputs]
+
+    def find_call_type(self, call: Call, types: Mapping[str, ValueType]) -> ValueType:
+        """Return the type of a call's result. Raises `TypeError` or `ValueError` for wrong arguments."""
+        if call.graph is not None:
+            return self.check(call.graph, [find_value_type(value, types) for value in call.arguments])
+        given = bind_arguments(call)
+        if call.operator.startswith(("size::", "result::")) or call.operator == "aten::sym_size.int":
+            values = [find_value_type(value, types) for value in given.values()]
+            if call.operator == "result::item":
+                return find_item(*values)
+            if call.operator == "aten::sym_size.int":
+                return read_size(*values)
+            if not all(isinstance(value, SizeSum) for value in values):
+                raise TypeError("which takes sizes and whole numbers")
+            return compute_size(call.operator, *values)
+        return check_call(find_schema(call.operator), given, types)
+
+
+def find_value_type(value: Any, types: Mapping[str, ValueType]) -> ValueType:
+    """Return the type of an argument; of a literal number, its size."""
+    if isinstance(value, str):
+        return TENSOR if value.startswith("@") else types[value]
+    return SizeSum(value) if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def find_item(results: ValueType, position: ValueType) -> ValueType:
+    """`result::item`: one of the results of a call, at a fixed position."""
+    if not is_number(position) or not (results is TENSORS or isinstance(results, list)):
+        raise TypeError("which takes a call with several results and a fixed number")
+    return results[position.constant] if isinstance(results, list) else TENSOR
+
+
+def read_size(tensor: ValueType, dimension: ValueType) -> SizeSum:
+    """`aten::sym_size.int`: a declared size of an input."""
+    if not isinstance(tensor, Input) or not is_number(dimension):
+        raise TypeError("which takes an input of the graph and a fixed number: other sizes follow from those")
+    size = tensor.shape[dimension.constant]
+    return SIZES[size] if isinstance(size, str) else SizeSum(size)
+
+
+def check_call(schema: torch.FunctionSchema, given: Mapping[str, Any], types: Mapping[str, ValueType]) -> ValueType:
+    """Return the type of the result of a call with these arguments."""
+    declared = {argument.name: str(argument.real_type) for argument in schema.arguments}
+    for name, value in given.items():
+        count = find_value_type(value, types) if name in COUNTS_OF_RESULTS else None
+        if is_number(count) and count.constant > MAX_ITEMS:
+            raise ValueError(f"which returns at most {MAX_ITEMS:,} tensors")
+        for item in iterate_values(value):
+            is_fitting = (
+                takes(declared[name], name, find_value_type(item, types))
+                if isinstance(item, str)
+                else takes_literal(declared[name], item)
+            )
+            if not is_fitting:
+                raise TypeError(f"whose argument {name} is of another type, or cannot depend on rows and positions")
+    returned = [str(result.type) for result in schema.returns]
+    if not returned or not all("Tensor" in name for name in returned):
+        raise TypeError("which returns something other than tensors")
+    return TENSOR if returned == ["Tensor"] else TENSORS
+
+
+def takes_literal(type_name: str, value: Any) -> bool:
+    """Return whether an argument of one of torch's types can be this value. Torch converts and checks numbers."""
+    if isinstance(value, Mapping):
+        return any(name in type_name for name in SPECIAL_TYPES[next(iter(value))])
+    return value is None or not any(name in type_name for name in ENUMERATIONS)
+
+
+def takes(type_name: str, name: str, value_type: ValueType) -> bool:
+    """Return whether an argument of one of torch's types can be of a type of values. A size can stand for a tensor."""
+    if is_tensor(value_type):
+        return "Tensor" in type_name
+    if value_type is TENSORS:
+        return "List" in type_name and "Tensor" in type_name
+    if not isinstance(value_type, SizeSum):
+        return False
+    is_growing = "Tensor" in type_name or f"{type_name} {name}" in GROWING_ARGUMENTS
+    return is_growing or (value_type.is_constant and any(each in type_name for each in ("int", "number")))
+
 
 RECURRENT_OPERATORS = ("aten::lstm", "aten::gru", "aten::rnn_tanh", "aten::rnn_relu")
 """They draw random numbers if they are called with dropout in training."""

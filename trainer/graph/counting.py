@@ -31,10 +31,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from trainer.errors import to_one_line
 from trainer.graph.build import GraphFunction
-from trainer.graph.cost_meter import Cost, CostMeter
+from trainer.graph.files import GraphError
+from trainer.graph.initialization import Cost, CostMeter
 from trainer.graph.model import GraphModel, get_stored_tensors
 from trainer.graph.operators import iterate_tensors
-from trainer.graph.schema import GraphError
 from trainer.ops.attention import force_reference
 from trainer.ops.losses import choose_chunk_positions, count_chunks, limit_chunk_positions
 
@@ -128,7 +128,7 @@ def compute_features(model: GraphModel) -> Tensor:
     """Return features without data. Raise `GraphError` if features or logits have other shapes than declared."""
     with CostMeter():  # refuses what torch would not return from
         features = model.features(torch.zeros(2, model.traced_length, dtype=torch.int64, device="meta"))
-        width = model.traced_passes[model.training].logits.graph.inputs[0].shape[2]
+        width = model.passes.logits.graph.inputs[0].shape[2]
         check_shape("features", features, (2, model.traced_length, width))
         check_shape("logits", model.logits(features[:, :2]), (2, 2, model.vocabulary_size))
     return features
@@ -166,7 +166,7 @@ def count_features(model: GraphModel, rows: int) -> CostMeter:
     """Count the features of this many rows: forward, and in training backward."""
     meter = CostMeter()
     tokens = torch.zeros(rows, model.traced_length, dtype=torch.int64, device="meta")
-    passes = model.traced_passes[model.training]
+    passes = model.passes
     with torch.set_grad_enabled(model.training):
         with measure_costs(meter):
             features = run_attributed(model, passes.features, tokens, meter)
@@ -188,7 +188,7 @@ def count_logits(model: GraphModel, features: Tensor, positions: int) -> CostMet
     `features`: any of the model's, for their type and width.
     """
     meter = CostMeter()
-    function = model.traced_passes[model.training].logits
+    function = model.passes.logits
     with torch.set_grad_enabled(model.training):
         chunk = torch.empty(1, positions, features.size(-1), dtype=features.dtype, device="meta")
         targets = torch.zeros(positions, dtype=torch.int64, device="meta")

@@ -25,11 +25,9 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._python_dispatch import _disable_current_modes
 
-from trainer.graph.advice import find_advice
 from trainer.graph.checks import check_graph
-from trainer.graph.operator_functions import SIZE_OPERATORS
-from trainer.graph.operators import is_allowed
-from trainer.graph.schema import MAX_CONSTANT_BYTES, Call, Constant, Graph, GraphError, Input, Passes
+from trainer.graph.files import MAX_CONSTANT_BYTES, Call, Constant, Graph, GraphError, Input, Passes
+from trainer.graph.operators import SIZE_OPERATORS, is_allowed
 from trainer.models.base import LanguageModel
 
 IGNORED_CALLS = ("_assert_tensor_metadata", "_assert_scalar", "_assert_async", "sym_constrain_range", "promote_types")
@@ -330,6 +328,8 @@ class GraphExport:
             if name.partition("::")[2].partition(".")[0] in IGNORED_CALLS:
                 return
             if not is_allowed(name):
+                from trainer.graph.advice import find_advice
+
                 advice = find_advice(name)
                 raise TraceError(f"{describe_line(node)} calls {name}" + (f": {advice}" if advice else NOT_LISTED))
             if node.kwargs.get("generator") is not None:
@@ -338,6 +338,8 @@ class GraphExport:
         else:
             called = getattr(target, "__name__", str(target))
             # Comparisons of sizes that depend on values come from `nonzero` and the like.
+            from trainer.graph.advice import find_advice
+
             reason = find_advice("nonzero") if hasattr(operator, called) else NO_TRANSFORMS
             raise TraceError(f"{describe_line(node)} calls {called}: {reason}")
 
@@ -383,7 +385,7 @@ class GraphExport:
         self.exporter.lines[id(call)] = describe_line(node)
 
     def encode(self, value: Any, node: fx.Node) -> Any:
-        """Return an argument as JSON (see `trainer.graph.schema`)."""
+        """Return an argument as JSON (see `trainer.graph.files`)."""
         if isinstance(value, fx.Node):
             return self.references[value.name]
         if isinstance(value, list | tuple):

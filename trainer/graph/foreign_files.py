@@ -19,7 +19,7 @@ import psutil
 
 import trainer
 from trainer.errors import CRASH_SIGNALS, MAX_REASON, ProcessLostError, to_one_line
-from trainer.graph.schema import GraphError
+from trainer.graph.files import GraphError
 
 CPU_SECONDS = 240
 MEMORY_BYTES = 2 * 2**30  # of shapes and small constants, beside what the imported packages take
@@ -58,7 +58,7 @@ def main(folder: str, cpu_seconds: str, memory_bytes: str) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_CPU, (int(cpu_seconds), int(cpu_seconds) + 5))  # SIGXCPU, then SIGKILL
     # Imported before memory is limited: torch with CUDA takes 550 MB more than without, for which no file is to blame.
-    from trainer.graph import build, files, summary  # noqa: F401
+    from trainer.graph import build, reading, summary  # noqa: F401
 
     limit = getattr(psutil.Process().memory_info(), "data", 0) + int(memory_bytes)  # macOS does not count it
     resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
@@ -76,7 +76,7 @@ def main(folder: str, cpu_seconds: str, memory_bytes: str) -> None:
 
 def read_and_count(folder: Path) -> dict[str, Any]:
     from trainer.graph.build import build_function, check_passes
-    from trainer.graph.files import read_traced
+    from trainer.graph.reading import read_traced
     from trainer.graph.summary import describe_traced
 
     traced = read_traced(folder)

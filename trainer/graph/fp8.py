@@ -50,7 +50,7 @@ def convert_graph_to_fp8(model: GraphModel, build_layer: Callable[[Tensor], nn.M
     module that takes rows and the weight.
     """
     converted = 0
-    for function in (model.traced_passes[True].features, model.traced_passes[True].logits):
+    for function in (model.training_passes.features, model.training_passes.logits):
         for node in list(function.module.graph.nodes):
             weight = find_weight(model, function, node) if node.target is torch.ops.aten.linear.default else None
             if weight is not None:

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from collections.abc import Collection, Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
+from trainer.errors import to_one_line
 from trainer.graph.build import GraphFunction, build_constants, build_function
-from trainer.graph.files import TracedArchitecture
+from trainer.graph.files import GraphError, Initialization, Passes, StoredTensor, TracedArchitecture, iterate_values
 from trainer.graph.initialization import compute_initial_tensors
-from trainer.graph.operator_functions import NGRAM_MEMORY, bind_arguments
-from trainer.graph.operators import RANDOM_OPERATORS, strip_variant
-from trainer.graph.schema import GraphError, Initialization, Passes, StoredTensor, iterate_values
-from trainer.models.base import LanguageModel
-from trainer.models.ngram_memory import NGramMemory
+from trainer.graph.operators import NGRAM_MEMORY, RANDOM_OPERATORS, bind_arguments, strip_variant
+from trainer.models.base import ArchitectureConfig, LanguageModel, ParameterGroup, Recipe, Schedule
+
+if TYPE_CHECKING:
+    from trainer.models.ngram_memory import NGramMemory
 
 PRODUCTS = (torch.ops.aten.linear.default, torch.ops.aten.matmul.default, torch.ops.aten.mm.default)
 VIEWS = (torch.ops.aten.t.default, torch.ops.aten.transpose.int, torch.ops.aten.slice.Tensor)
@@ -43,10 +45,8 @@ class GraphModel(LanguageModel):
         super().__init__()
         self.traced_length = int(traced.training.features.inputs[0].shape[1])
         self.vocabulary_size = int(traced.recipe["vocabulary_size"])
-        self.traced_passes = {
-            True: GraphPasses(traced.training, allow_random=True),
-            False: GraphPasses(traced.evaluation, allow_random=False),
-        }
+        self.training_passes = GraphPasses(traced.training, allow_random=True)
+        self.evaluation_passes = GraphPasses(traced.evaluation, allow_random=False)
         saved = find_saved_buffers(traced.initialization)
         try:
             for description in traced.initialization.tensors:
@@ -57,13 +57,18 @@ class GraphModel(LanguageModel):
             raise GraphError(f"a stored tensor has the name of a part of the model: {error.args[0]}") from error
         self.memories = build_memories(self, traced.training)
 
+    @property
+    def passes(self) -> GraphPasses:
+        """The passes of the current mode."""
+        return self.training_passes if self.training else self.evaluation_passes
+
     def features(self, tokens: Tensor) -> Tensor:
         length = tokens.size(1)
         if length > self.traced_length:
             raise ValueError(f"a row of {length} tokens is longer than the {self.traced_length} that were traced")
         if length < self.traced_length:
             tokens = F.pad(tokens, (0, self.traced_length - length))
-        function = self.traced_passes[self.training].features
+        function = self.passes.features
         fetched: dict[str, Tensor] = {}
         if length == self.traced_length:
             fetched = {name: memory.fetched for name, memory in self.memories.items() if memory.fetched is not None}
@@ -71,7 +76,7 @@ class GraphModel(LanguageModel):
         return features if length == self.traced_length else features[:, :length]
 
     def logits(self, features: Tensor) -> Tensor:
-        return run_graph(self, self.traced_passes[self.training].logits, features)
+        return run_graph(self, self.passes.logits, features)
 
     def list_memories(self) -> list[NGramMemory]:
         return list(self.memories.values())
@@ -79,7 +84,7 @@ class GraphModel(LanguageModel):
     def list_head_matrices(self) -> list[str]:
         """Return the names of the parameters that the head of training reads in matrix products alone: autocast casts
         all of these. One that a forged head reads under two names is left out: a replacement would have one of them."""
-        function = self.traced_passes[True].logits
+        function = self.training_passes.logits
         counts = Counter(id(tensor) for tensor in get_stored_tensors(self, function))
         parameters = {name: id(tensor) for name, tensor in self.named_parameters(remove_duplicate=False)}
         names = [name for name in find_product_matrices(function) if name in parameters]
@@ -87,7 +92,7 @@ class GraphModel(LanguageModel):
 
     def compute_logits(self, features: Tensor, replacements: Mapping[str, Tensor]) -> Tensor:
         """Return the logits with other tensors in place of stored ones."""
-        function = self.traced_passes[self.training].logits
+        function = self.passes.logits
         stored = get_stored_tensors(self, function, replacements)
         result: Tensor = function.module(features.device, features, *stored)[0]
         return result
@@ -141,15 +146,19 @@ def build_memories(model: nn.Module, passes: Passes) -> dict[str, NGramMemory]:
 
     Raises `GraphError` for a table that is read in another way, too: its gradient would be lost.
     """
+    calls = [call for call in passes.features.iterate_calls() if call.operator == NGRAM_MEMORY]
+    if not calls:
+        return {}
+    from trainer.models.ngram_memory import NGramMemory
+
     memories: dict[str, NGramMemory] = {}
-    for call in passes.features.iterate_calls():
-        if call.operator == NGRAM_MEMORY:
-            given = bind_arguments(call)
-            name = str(given["table"]).removeprefix("@")
-            table = get_stored(model, name)
-            if not isinstance(table, nn.Parameter) or table.dim() != 3:
-                raise GraphError(f"{name} is read as a memory and is no parameter [rows, slices, width]")
-            memories[name] = NGramMemory(table, given["orders"], given["hashes"], given["end_of_text"])
+    for call in calls:
+        given = bind_arguments(call)
+        name = str(given["table"]).removeprefix("@")
+        table = get_stored(model, name)
+        if not isinstance(table, nn.Parameter) or table.dim() != 3:
+            raise GraphError(f"{name} is read as a memory and is no parameter [rows, slices, width]")
+        memories[name] = NGramMemory(table, given["orders"], given["hashes"], given["end_of_text"])
     tables = {id(memory.table): name for name, memory in memories.items()}
     reads = [
         value
@@ -222,3 +231,34 @@ def get_stored(root: nn.Module, name: str) -> Tensor:
     tensor = getattr(root.get_submodule(path), own_name)
     assert isinstance(tensor, torch.Tensor)
     return tensor
+
+
+# --- the recipe -------------------------------------------------------------------------------------------------------
+
+
+MAX_PATTERNS = 500  # each is compared with the name of each parameter
+
+
+def describe_recipe(recipe: Recipe, config: ArchitectureConfig) -> dict[str, Any]:
+    """Return the recipe and the sizes as plain data."""
+    return {
+        "vocabulary_size": config.vocabulary_size,
+        "sequence_length": config.sequence_length,
+        "model": dataclasses.asdict(config),  # type: ignore[call-overload]
+        "recipe": dataclasses.asdict(recipe),
+    }
+
+
+def read_recipe(traced: TracedArchitecture) -> Recipe:
+    """Return the recipe of a traced architecture. Raises `GraphError`."""
+    try:
+        table = dict(traced.recipe["recipe"])
+        groups = [
+            ParameterGroup(**{**group, "match": tuple(group["match"]), "betas": tuple(group["betas"])})
+            for group in table["groups"]
+        ]
+        if sum(len(group.match) for group in groups) > MAX_PATTERNS:
+            raise ValueError(f"its groups have more than {MAX_PATTERNS} patterns of names")
+        return Recipe(**{**table, "groups": tuple(groups), "schedule": Schedule(**table["schedule"])})
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        raise GraphError(f"recipe.json is not a recipe: {to_one_line(error)}") from error

@@ -11,12 +11,10 @@ from rich.console import Console
 from rich.table import Table
 
 from trainer.accounting.peak_flops import H100_BYTES_PER_SECOND, H100_PEAK_FLOPS
-from trainer.graph.cost_meter import Cost
 from trainer.graph.counting import count_training_cost
-from trainer.graph.files import TracedArchitecture, count_constant_bytes
-from trainer.graph.initialization import count_initialization_cost
+from trainer.graph.files import Graph, TracedArchitecture, count_constant_bytes
+from trainer.graph.initialization import Cost, count_initialization_cost
 from trainer.graph.model import build_model_without_data
-from trainer.graph.schema import Graph
 
 ROWS = 20  # of a printed table
 

@@ -45,7 +45,7 @@ def look_up(table: Tensor, tokens: Tensor) -> Tensor:
 def convert_tables_to_bf16(model: GraphModel, candidates: Collection[nn.Parameter]) -> int:
     """Convert those of the candidates that graphs only look up and cast; return their number."""
     readers: dict[int, list[tuple[GraphFunction, fx.Node]]] = {}
-    for passes in model.traced_passes.values():
+    for passes in (model.training_passes, model.evaluation_passes):
         for function in (passes.features, passes.logits):
             nodes = {node.name: node for node in function.module.graph.nodes if node.op == "placeholder"}
             for number, name in enumerate(function.stored_names):

@@ -18,8 +18,8 @@ from pathlib import Path
 from trainer import errors
 from trainer.checkpoint.graph_weights import load_graph_model
 from trainer.checkpoint.store import load_model, read_run
-from trainer.data.tokenizer_spec import load_tokenizer
-from trainer.graph.files import read_traced
+from trainer.data.tokenizer import load_tokenizer
+from trainer.graph.reading import read_traced
 from trainer.inference.sampling import Sampler, TextGenerator, decode_stream, generate_tokens
 from trainer.models.base import LanguageModel
 from trainer.ops.devices import is_gpu_available

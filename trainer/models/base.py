@@ -12,13 +12,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Protocol, Self, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self, get_args
 
 import torch
 from torch import Tensor, nn
 
-from trainer.models.ngram_memory import NGramMemory
-from trainer.ops.ngram_memory import get_row_gradients
+from trainer.ops.devices import get_row_gradients
+
+if TYPE_CHECKING:
+    from trainer.models.ngram_memory import NGramMemory
 
 OptimizerKind = Literal["muon", "adamw", "adamw8bit", "row_adagrad"]
 ScheduleShape = Literal["trapezoid", "cosine"]
@@ -68,6 +70,10 @@ class LanguageModel(nn.Module):
 
     def list_memories(self) -> list[NGramMemory]:
         """Return what reads tables of n-grams. All are called with the tokens that `features` gets."""
+        if not any(map(get_row_gradients, self.parameters())):
+            return []
+        from trainer.models.ngram_memory import NGramMemory
+
         return [module for module in self.modules() if isinstance(module, NGramMemory)]
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -229,3 +235,24 @@ class Recipe:
             raise ValueError(f"clip must be above 0, not {self.clip}")
         if not 0 <= self.l2wrap < math.inf:
             raise ValueError(f"l2wrap must be at least 0, not {self.l2wrap}")
+
+
+# --- scaling rules: power laws, each anchored at the size where it was tuned ------------------------------------------
+
+
+def batch_tokens(total_tokens: float) -> float:
+    """Return the tokens of an optimizer step for a run of `total_tokens`.
+
+    ~ D^0.383 for models of any size (Power Lines: Bergsma et al., arXiv 2505.13738), through nanochat's 2^19
+    tokens at 1e10.
+    """
+    return 2**19 * (total_tokens / 1e10) ** 0.383
+
+
+def weight_decay(width: int, at_768: float) -> float:
+    """Return the decoupled weight decay of matrices for a width, from what is best at width 768: ~ 1 / width^2.
+
+    With depth proportional to width and tokens to parameters, a run has ~ width^3 tokens, and the share of a weight
+    that decays in a run should be constant (arXiv 2505.13738, section 3). nanochat measured the square for Muon.
+    """
+    return at_768 * (768 / width) ** 2

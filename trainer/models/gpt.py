@@ -15,17 +15,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from trainer.models.base import LanguageModel, ParameterGroup, Recipe, Schedule, pad_vocabulary
-from trainer.models.ngram_memory import GatedMemory, NGramMemory
-from trainer.models.scaling import weight_decay
+from trainer.models.base import LanguageModel, ParameterGroup, Recipe, Schedule, pad_vocabulary, weight_decay
 from trainer.ops.attention import attention
 from trainer.ops.elementwise import cast_for_autocast, norm, rotate, softcap, squared_relu
+
+if TYPE_CHECKING:
+    from trainer.models.ngram_memory import GatedMemory, NGramMemory
 
 MEMORY_RATE = 0.05  # of its table at width 768
 GATE_CHANNELS = 32  # input channels that a gate reads: enough, and cheap
@@ -162,6 +163,8 @@ class Config:
         places = [0, *(block + 1 for block in self.list_memory_blocks())]
         if not self.memory_rows or place not in places:
             return None
+        from trainer.models.ngram_memory import GatedMemory
+
         number = places.index(place) if self.memory_width else 0
         return GatedMemory(self.width, self.memory_width or self.width, number, MEMORY_STRENGTH if place else 1.0)
 
@@ -349,6 +352,8 @@ class Model(LanguageModel):
         config, orders = self.config, parse_numbers("memory_orders", self.config.memory_orders)
         if not config.memory_rows:
             return None
+        from trainer.models.ngram_memory import NGramMemory
+
         slices = len(config.list_memory_blocks()) + 1 if config.memory_width else 1
         table = torch.zeros(config.memory_rows * len(orders), slices, config.memory_width or config.width)
         return NGramMemory(table, orders, end_of_text=config.end_of_text if config.document_mask else None)

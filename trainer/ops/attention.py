@@ -29,7 +29,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from trainer.errors import to_one_line
-from trainer.ops import devices, registered
+from trainer.ops import devices, elementwise
 from trainer.ops.elementwise import cast_for_autocast
 
 AttentionPath = Literal["flash-attn 2", "varlen", "sdpa", "masked sdpa", "reference"]
@@ -58,7 +58,7 @@ def attention(
     """
     check_shapes(query, key, value, window, documents)
     window = None if window is None or window >= key.size(2) else window
-    if registered.is_exporting():
+    if elementwise.is_exporting():
         return torch.ops.dailytrain.attention(query, key, value, window, documents)
     # A value may have another type than the query: a traced graph holds fixed ones. Flash kernels refuse that.
     query, key, value = (cast_for_autocast(x) for x in (query, key, value))
@@ -75,6 +75,11 @@ def attention(
         return reference_attention(query, key, value, window=window, documents=documents)
     mask = build_mask(query.size(2), key.size(2), query.device, window=window, documents=documents)
     return F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
+
+
+def attend_window(query: Tensor, key: Tensor, value: Tensor, window: int | None, documents: Tensor | None) -> Tensor:
+    """Return `attention` for arguments in the order of its operator in graphs."""
+    return attention(query, key, value, window=window, documents=documents)
 
 
 def check_shapes(query: Tensor, key: Tensor, value: Tensor, window: int | None, documents: Tensor | None) -> None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from trainer.ops import registered
+from trainer.ops import elementwise
 
 SCALE = 2.0**-10
 """Scale that keeps the gradient out of the norm of all gradients. Sign-based optimizers do not depend on it."""
@@ -35,6 +35,6 @@ def balance_load(gates: Tensor, bias: Tensor, load: Tensor) -> Tensor:
     `load [E]`: tokens that chose each expert. An optimizer that follows the gradient lowers the bias of an expert with
     more than the mean load (Wang et al., arXiv 2408.15664, algorithm 1). The loss's gradient does not reach the bias.
     """
-    if registered.is_exporting():
+    if elementwise.is_exporting():
         return torch.ops.dailytrain.balance_load(gates, bias, load)
     return LoadBalanceFunction.apply(gates, bias, load)

@@ -6,13 +6,55 @@ torch.compile traces through them. None contains a matrix product.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from trainer.ops import registered
+# --- operators of exported graphs -------------------------------------------------------------------------------------
+# While `torch.export` runs, `trainer.ops` calls these operators, so that a graph holds one call for each instead of a
+# device's kernel. They have a shape and no implementation: a graph that is built calls the Python functions again.
+
+
+LIBRARY = torch.library.Library("dailytrain", "DEF")
+
+
+def is_exporting() -> bool:
+    """Return whether a graph is being exported.
+
+    `torch.compiler.is_exporting()` is also true while torch 2.11 compiles.
+    """
+    return bool(torch.compiler._is_exporting_flag)
+
+
+def register(schema: str, shape: Callable[..., Tensor | tuple[Tensor, ...]]) -> None:
+    """Define an operator of the namespace `dailytrain`. `shape` returns empty tensors like its results."""
+    name = LIBRARY.define(schema)
+    torch.library.register_fake(f"dailytrain::{name}", shape, lib=LIBRARY)
+
+
+def like_first(first: Tensor, *_: object) -> Tensor:
+    return torch.empty_like(first)
+
+
+register("attention(Tensor query, Tensor key, Tensor value, int? window, Tensor? documents) -> Tensor", like_first)
+register("norm(Tensor x, Tensor? gain) -> Tensor", like_first)
+register("rotate(Tensor x, Tensor cosine, Tensor sine) -> Tensor", like_first)
+register("squared_relu(Tensor x) -> Tensor", like_first)
+register("softcap(Tensor x, float cap) -> Tensor", lambda x, _: torch.empty_like(x, dtype=torch.float32))
+register("cast_for_autocast(Tensor x) -> Tensor", like_first)
+register(
+    "ngram_memory(Tensor tokens, Tensor table, int[] orders, int hashes, int? end_of_text) -> Tensor",
+    lambda tokens, table, *_: table.new_empty((*tokens.shape, *table.shape[1:])),
+)
+register("balance_load(Tensor gates, Tensor bias, Tensor load) -> Tensor", like_first)
+register(
+    "recurrence(Tensor r, Tensor k, Tensor v, Tensor rate, Tensor bonus, Tensor state) -> (Tensor, Tensor)",
+    lambda r, k, v, rate, bonus, state: (v.new_empty(v.shape), torch.empty_like(state)),
+)
+
 
 EPSILON = 1e-6  # added to the mean square, so that a row of zeros stays zero
 
@@ -25,7 +67,7 @@ def cast_for_autocast(x: Tensor) -> Tensor:
 
     Cast the rows, not the table, so that their gradients are summed in fp32.
     """
-    if registered.is_exporting():
+    if is_exporting():
         return torch.ops.dailytrain.cast_for_autocast(x)
     kind = x.device.type
     if kind in AUTOCAST_DEVICES and torch.is_autocast_enabled(kind):
@@ -67,7 +109,7 @@ class RMSNormFunction(torch.autograd.Function):
 def norm(x: Tensor, gain: Tensor | None = None) -> Tensor:
     """RMSNorm over the last dimension (arXiv 1910.07467, eq. 4), without parameters, or with one gain per head `[H]`
     for `x [B, T, H, D]`. The gain costs nothing extra: its gradient is a by-product of the norm's."""
-    if registered.is_exporting():
+    if is_exporting():
         return torch.ops.dailytrain.norm(x, gain)
     return RMSNormFunction.apply(x, gain)
 
@@ -101,7 +143,7 @@ def rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
 
     The tables are fp32: `cosine [T, 1, D]`, each value twice, and `sine [T, 1, D/2]`.
     """
-    if registered.is_exporting():
+    if is_exporting():
         return torch.ops.dailytrain.rotate(x, cosine, sine)
     return RotationFunction.apply(x, cosine, sine)
 
@@ -122,7 +164,7 @@ class SquaredReLUFunction(torch.autograd.Function):
 
 def squared_relu(x: Tensor) -> Tensor:
     """max(x, 0)^2 (Primer, arXiv 2109.08668, section 4.2)."""
-    if registered.is_exporting():
+    if is_exporting():
         return torch.ops.dailytrain.squared_relu(x)
     return SquaredReLUFunction.apply(x)
 
@@ -150,6 +192,6 @@ def softcap(x: Tensor, cap: float) -> Tensor:
     For the soft cap on logits y, cap x tanh(y / cap) (Gemma 2, arXiv 2408.00118, section 2), pass x = 2 y / cap. Apply
     the factor 2 / cap before the head, where the tensor is small.
     """
-    if registered.is_exporting():
+    if is_exporting():
         return torch.ops.dailytrain.softcap(x, cap)
     return SoftcapFunction.apply(x, cap)

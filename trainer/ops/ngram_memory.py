@@ -19,8 +19,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from trainer.ops import registered
-from trainer.ops.elementwise import cast_for_autocast
+from trainer.ops.devices import get_row_gradients
+from trainer.ops.elementwise import cast_for_autocast, is_exporting
 
 PRIME = 2**31 - 1
 GENERATOR = 48_271  # of the multiplicative group modulo `PRIME` (Park, Miller and Stockmeyer 1993)
@@ -75,11 +75,6 @@ def group_rows(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 def is_count_known(rows: Tensor) -> bool:
     """Return whether a number can be read without waiting for a GPU."""
     return not rows.is_cuda
-
-
-def get_row_gradients(parameter: Tensor) -> RowGradients | None:
-    """Return where the gradient of a table is, None for other parameters."""
-    return getattr(parameter, "row_gradients", None)
 
 
 class ReadRowsFunction(torch.autograd.Function):
@@ -143,7 +138,7 @@ def read_ngram_memory(
     if table.dim() == 4:
         return table
     check_arguments(tokens, table, orders, hashes)
-    if registered.is_exporting():
+    if is_exporting():
         return torch.ops.dailytrain.ngram_memory(tokens, table, orders, hashes, end_of_text)
     rows = hash_ngrams(tokens, table.size(0) // (len(orders) * hashes), orders, hashes, end_of_text)
     if torch.is_grad_enabled() and table.requires_grad:

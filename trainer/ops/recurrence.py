@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trainer.ops import registered
+from trainer.ops import elementwise
 
 CHUNK = 64  # tokens per chunk, a power of two. The state is passed from chunk to chunk.
 
@@ -38,7 +38,7 @@ def compute_recurrence(
     other shapes.
     """
     check_shapes(r, k, v, rate, bonus, state)
-    if registered.is_exporting():
+    if elementwise.is_exporting():
         outputs: tuple[Tensor, Tensor] = torch.ops.dailytrain.recurrence(r, k, v, rate, bonus, state)
         return outputs
     if r.size(2) == 1:

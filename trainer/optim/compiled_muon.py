@@ -12,8 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trainer.ops.compiler import raise_recompile_limit
-from trainer.ops.devices import build_on_device
+from trainer.ops.devices import build_on_device, raise_recompile_limit
 from trainer.optim.muon import (
     Coefficients,
     Muon,

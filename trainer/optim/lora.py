@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import fnmatch
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import torch
 import torch.nn.functional as F
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from trainer.errors import UserError
 from trainer.models.base import LanguageModel, ParameterGroup, Recipe
-from trainer.optim.lora_args import LoraArgs
+from trainer.optim import LoraArgs
 
 DOWN, UP, SCALE = "lora_down", "lora_up", "lora_scale"
 
@@ -150,6 +150,19 @@ def add_matching_adapters(model: nn.Module, shapes: Mapping[str, tuple[int, ...]
         if type(layer) is not nn.Linear:
             raise LoraError(f"the model's {name} is not a linear layer to adapt")
         replace_module(model, name, LoraLinear(layer, shapes[f"{name}.{DOWN}"][0], 1.0))
+
+
+def load_adapted_weights(model: nn.Module, shapes: Mapping[str, tuple[int, ...]], load: Callable[[], None]) -> None:
+    """Load a weights file with adapters by `load`; merge them unless the model has adapters, too.
+
+    Raises RuntimeError if they do not fit.
+    """
+    if has_adapters(model):
+        load()
+        return
+    add_matching_adapters(model, shapes)
+    load()
+    merge_adapters(model)
 
 
 def merge_adapters(model: nn.Module) -> None:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from trainer.distributed.sharding import gather_tensor, shard_like
+from trainer.distributed.devices import gather_tensor, is_sharded
 
 Coefficients = Sequence[tuple[float, float, float]]
 
@@ -192,6 +192,10 @@ class Muon(Optimizer):
             directions = normalize_neurons(directions, variances.flatten(0, -3), 1 - group["variance_momentum"])
             torch._foreach_copy_(means, list(variances.unbind()))
         unstacked = directions.view(stack.shape).unbind()
+        if not is_sharded(parameters[0]):
+            return list(unstacked)
+        from trainer.distributed.sharding import shard_like
+
         return [shard_like(update, parameter) for update, parameter in zip(unstacked, parameters, strict=True)]
 
     def get_state(self, parameter: Tensor, name: str, like: Tensor) -> Tensor:

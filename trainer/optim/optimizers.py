@@ -12,11 +12,8 @@ from torch.optim import AdamW, Optimizer
 
 from trainer.errors import UserError
 from trainer.models.base import ParameterGroup, Recipe
-from trainer.ops.ngram_memory import get_row_gradients
-from trainer.optim.compiled_muon import CompiledMuon
+from trainer.ops.devices import get_row_gradients
 from trainer.optim.muon import Muon, Precision
-from trainer.optim.row_adagrad import RowAdagrad
-from trainer.optim.table_adamw import TableAdamW
 
 
 class OptimizerNotInstalledError(UserError):
@@ -68,17 +65,28 @@ def build_optimizers(
     if kinds["adamw"]:
         optimizers.append(CautiousDecay.attach(AdamW(kinds["adamw"], fused=True)))
     if kinds["tables"]:
+        from trainer.optim.table_adamw import TableAdamW
+
         optimizers.append(TableAdamW(kinds["tables"], backend=backend))
     if kinds["adamw8bit"]:
         optimizers.append(CautiousDecay.attach(import_adamw8bit()(kinds["adamw8bit"])))
     if kinds["row_adagrad"]:
+        from trainer.optim.row_adagrad import RowAdagrad
+
         optimizers.append(RowAdagrad(kinds["row_adagrad"]))
     return optimizers
+
+
+def list_densely_trained(model: nn.Module) -> list[nn.Parameter]:
+    """Return the parameters that have a gradient and momenta as large as they are: all but tables of n-grams."""
+    return [p for p in model.parameters() if p.requires_grad and get_row_gradients(p) is None]
 
 
 def build_muon(groups: list[dict[str, Any]], precision: Precision | None, backend: str | None) -> Muon:
     if backend is None:
         return Muon(groups, precision=precision)
+    from trainer.optim.compiled_muon import CompiledMuon
+
     return CompiledMuon(groups, backend=backend, precision=precision)
 
 
@@ -146,10 +154,10 @@ class CautiousDecay:
         self.before = []
 
 
-def compile_steps(optimizers: Iterable[object]) -> None:
+def compile_steps(optimizers: Iterable[Any]) -> None:
     """Compile the steps of the optimizers that compile them."""
     for optimizer in optimizers:
-        if isinstance(optimizer, CompiledMuon | TableAdamW):
+        if hasattr(optimizer, "compile_step"):
             optimizer.compile_step()
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from trainer.ops.ngram_memory import get_row_gradients
+from trainer.ops.devices import get_row_gradients
 
 
 class RowAdagrad(Optimizer):

@@ -15,8 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from trainer.ops.compiler import raise_recompile_limit
-from trainer.ops.devices import build_on_device
+from trainer.ops.devices import build_on_device, raise_recompile_limit
 
 MAX_SHAPES = 64
 MAX_BF16_BETA = 0.96

@@ -9,8 +9,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from trainer.protocol.bounds import Count, Name
-from trainer.protocol.version import Message
+from trainer.protocol.version import Count, Message, Name
 
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 GRAPH_FILES = ("init.json", "train.json", "eval.json", "recipe.json")

@@ -7,11 +7,10 @@ from typing import Literal
 from pydantic import Field
 
 from trainer.errors import Fault
-from trainer.protocol.bounds import Count, JsonObject, Seconds, Sentence
 from trainer.protocol.files import Checkpoint, FileRef, Sha256
 from trainer.protocol.node import Health
 from trainer.protocol.results import Cause
-from trainer.protocol.version import Message
+from trainer.protocol.version import Count, JsonObject, Message, Seconds, Sentence
 
 
 class Heartbeat(Message):

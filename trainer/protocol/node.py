@@ -7,9 +7,8 @@ from typing import Literal, TypeVar
 
 from pydantic import Field
 
-from trainer.protocol.bounds import Count, Identifier, Label, Name, Seconds, Sentence
 from trainer.protocol.results import ProbeReading
-from trainer.protocol.version import VERSION, Message
+from trainer.protocol.version import VERSION, Count, Identifier, Label, Message, Name, Seconds, Sentence
 
 
 class Gpu(Message):

@@ -6,11 +6,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from trainer.protocol.bounds import Count, Identifier, JsonObject, Name, Seconds
 from trainer.protocol.files import BaseWeights, Checkpoint, DatasetPin, FileRef, GraphFiles, Sha256
 from trainer.protocol.rephrase import RephraseOrder
 from trainer.protocol.swarm import SwarmOrder, SwarmSampleOrder, WorkerOrder
-from trainer.protocol.version import VERSION, Message
+from trainer.protocol.version import VERSION, Count, Identifier, JsonObject, Message, Name, Seconds
 
 
 class ProbeSpec(Message):

@@ -6,9 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from trainer.protocol.bounds import Count, Identifier, Name, Seconds, Sentence
 from trainer.protocol.files import Sha256
-from trainer.protocol.version import Message
+from trainer.protocol.version import Count, Identifier, Message, Name, Seconds, Sentence
 
 Style = Literal["easy", "medium", "hard", "qa", "faq", "math", "table", "tutorial"]
 Thresholds = Annotated[dict[str, Annotated[float, Field(gt=-1e12, lt=1e12)]], Field(max_length=100)]

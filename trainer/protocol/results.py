@@ -6,8 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from trainer.protocol.bounds import Count, JsonObject, Label, Name, Seconds, Sentence
-from trainer.protocol.version import Message
+from trainer.protocol.version import Count, JsonObject, Label, Message, Name, Seconds, Sentence
 
 Cause = Literal["model", "infrastructure"]
 """Cause of a job's final failure, by the site: the entry's model, or the server, a node or an order."""

@@ -6,9 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from trainer.protocol.bounds import Count, Identifier, JsonObject, Name
 from trainer.protocol.files import Checkpoint, DatasetPin, Sha256
-from trainer.protocol.version import Message
+from trainer.protocol.version import Count, Identifier, JsonObject, Message, Name
 
 PeerAddress = Annotated[str, Field(max_length=300, pattern=r"^/[\x21-\x7e]+$")]
 """A multiaddress such as `/ip4/203.0.113.5/tcp/7000/p2p/<peer>`."""

@@ -29,7 +29,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from trainer.checkpoint.weight_files import open_weights
+from trainer.checkpoint.files import open_weights
 from trainer.errors import ExitCode, UserError, print_error
 from trainer.protocol.files import OPTIMIZER_FILE, STATE_FILE
 

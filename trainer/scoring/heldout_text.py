@@ -16,10 +16,9 @@ from numpy.typing import NDArray
 
 from trainer.data.corpora import Document, open_corpus
 from trainer.data.dataset import Dataset, iterate_test_documents
-from trainer.data.errors import DatasetError
 from trainer.data.tokenization import batch_documents
 from trainer.data.tokenizer import Tokenizer
-from trainer.errors import UserError
+from trainer.errors import DatasetError, UserError
 from trainer.protocol.files import hash_file
 
 

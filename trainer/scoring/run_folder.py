@@ -13,8 +13,7 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-from trainer.checkpoint.folders import list_checkpoints
-from trainer.checkpoint.weight_files import open_weights
+from trainer.checkpoint.files import list_checkpoints, open_weights
 from trainer.errors import UserError
 from trainer.protocol.files import hash_file, is_weights_file
 from trainer.sandbox.safe_files import parse_json_object

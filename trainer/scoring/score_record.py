@@ -14,7 +14,7 @@ import torch
 from trainer.accounting.flops import count_parameters
 from trainer.data.tokenizer import Tokenizer
 from trainer.errors import LookAheadError, UserError, attribute_to_model
-from trainer.graph.files import read_traced
+from trainer.graph.reading import read_traced
 from trainer.graph.summary import describe_traced
 from trainer.scoring import benchmark_suite, items
 from trainer.scoring.heldout_text import EncodedDocument

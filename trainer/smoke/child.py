@@ -19,16 +19,14 @@ from typing import Any
 import torch
 
 from trainer import errors
-from trainer.checkpoint.json_files import atomic_write_json
+from trainer.checkpoint.files import atomic_write_json
 from trainer.config.model_config import configure_model, import_architecture
 from trainer.config.parsing import parse_config
 from trainer.config.recipe_overrides import override_recipe
-from trainer.config.resolve import ResolvedConfig, resolve_config
-from trainer.config.train_config import TrainConfig
+from trainer.config.train_config import ResolvedConfig, TrainConfig, resolve_config
 from trainer.errors import ModelError, to_one_line
-from trainer.graph.files import TracedArchitecture
-from trainer.graph.recipe import read_recipe
-from trainer.graph.schema import GraphError
+from trainer.graph.files import GraphError, TracedArchitecture
+from trainer.graph.model import read_recipe
 from trainer.graph.trace import trace_architecture
 from trainer.models import ARCHITECTURES, UnknownArchitectureError
 from trainer.models.base import Architecture, ArchitectureConfig, LanguageModel

@@ -26,9 +26,8 @@ from trainer.scoring.heldout_text import load_test_split
 from trainer.scoring.look_ahead import Correction
 from trainer.scoring.model_scorer import ModelScorer
 from trainer.scoring.text_score import score_text
-from trainer.training.loop import fit_and_finish
+from trainer.training.loop import build_run, fit_and_finish
 from trainer.training.run import Run
-from trainer.training.setup import build_run
 
 SCORED_TOKENS = 4096
 QUIET = Console(stderr=True, quiet=True)
@@ -69,7 +68,7 @@ class SmallModel:
 
     @property
     def parameters(self) -> int:
-        return count_parameters(self.run.raw_model)["total"]
+        return count_parameters(self.run.model)["total"]
 
     def train(self, seconds: float) -> TrainingResult:
         """Train for the run's steps, but at most this CPU time. Raise `ModelError`."""
@@ -95,7 +94,7 @@ class SmallModel:
         texts = load_test_split(dataset, SCORED_TOKENS)
         cpu = torch.device("cpu")
         with attribute_to_model("while it was scored"):
-            models = [ModelScorer(model, cpu, length) for model in (self.run.raw_model, build_model(self.traced))]
+            models = [ModelScorer(model, cpu, length) for model in (self.run.model, build_model(self.traced))]
             tokenizer = dataset.tokenizer
             found = score_text(*models, texts, tokenizer.byte_lengths(), tokenizer.end_of_text, lambda *_: None)
         return found.correction

@@ -11,11 +11,11 @@ from typing import Any
 from torch import nn
 
 from trainer.errors import ModelError, attribute_to_model
-from trainer.graph.files import MAX_FILE_BYTES, TracedArchitecture, read_traced
+from trainer.graph.files import TracedArchitecture
 from trainer.graph.foreign_files import check_foreign_files
-from trainer.graph.model import build_model_without_data
-from trainer.graph.operator_functions import NGRAM_MEMORY
-from trainer.graph.recipe import read_recipe
+from trainer.graph.model import build_model_without_data, read_recipe
+from trainer.graph.operators import NGRAM_MEMORY
+from trainer.graph.reading import MAX_FILE_BYTES, read_traced
 from trainer.models.base import Recipe
 from trainer.optim import optimizers
 from trainer.protocol import GRAPH_FILES

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from trainer.distributed.devices import get_free_memory_bytes
 from trainer.ops.devices import get_free_gpu_memory_bytes
 from trainer.swarm.stage import Stage
-from trainer.training.micro_batch import MEMORY_SHARE, measure_saved_bytes
+from trainer.training.loop import MEMORY_SHARE, measure_saved_bytes
 
 RESERVED_COPIES = 3
 """Multiples of the weights' size to leave free: for a micro-batch's gradients, and two for temporaries of an update."""

@@ -25,10 +25,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from trainer.accounting import flops
-from trainer.checkpoint.environment import describe_environment
-from trainer.checkpoint.json_files import atomic_write_json
+from trainer.checkpoint.files import atomic_write_json
 from trainer.checkpoint.store import (
     CheckpointError,
+    describe_environment,
     describe_file,
     find_os_error,
     fsync_path,

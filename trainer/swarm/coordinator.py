@@ -17,7 +17,7 @@ from typing import Any
 
 from torch import Tensor
 
-from trainer.checkpoint.json_files import atomic_write_json
+from trainer.checkpoint.files import atomic_write_json
 from trainer.errors import UserError
 from trainer.swarm import checkpoint, messages, rebalance
 from trainer.swarm.data import Batches

@@ -11,8 +11,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from trainer.data.dataset import Dataset
-from trainer.data.loader import IGNORE_INDEX, Batch, iterate_in_order, open_split, read_batch
-from trainer.data.permutation import shuffle_positions
+from trainer.data.loader import IGNORE_INDEX, Batch, iterate_in_order, open_split, read_batch, shuffle_positions
 from trainer.swarm.config import SwarmConfig
 
 

@@ -25,8 +25,7 @@ import torch
 
 from trainer.accounting import flops
 from trainer.accounting.budget import Budget
-from trainer.checkpoint.folders import MANIFEST
-from trainer.checkpoint.json_files import atomic_write_json
+from trainer.checkpoint.files import MANIFEST, atomic_write_json
 from trainer.checkpoint.store import describe_file, get_checkpoint_path
 from trainer.data.dataset import Dataset
 from trainer.errors import DivergenceError, ExitCode, UserError, print_error, to_one_line, write_failure

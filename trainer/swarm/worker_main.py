@@ -21,10 +21,10 @@ from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from trainer.checkpoint.json_files import atomic_write_json
+from trainer.checkpoint.files import atomic_write_json
 from trainer.distributed.devices import select_device
 from trainer.errors import UserError
-from trainer.ops.heap import keep_freed_memory
+from trainer.ops.devices import keep_freed_memory
 from trainer.protocol import WorkerOrder
 from trainer.swarm import messages
 from trainer.swarm.coordinator_main import add_network_arguments

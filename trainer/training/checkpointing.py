@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,12 @@ from torch.optim import Optimizer
 
 from trainer.accounting.budget import Usage
 from trainer.accounting.flops import count_parameters
-from trainer.checkpoint.environment import describe_environment
-from trainer.checkpoint.json_files import atomic_write_json
+from trainer.checkpoint.files import atomic_write_json
 from trainer.checkpoint.store import (
     MILESTONES_FOLDER,
     CheckpointError,
     CheckpointSnapshot,
+    describe_environment,
     find_latest_checkpoint,
     get_checkpoint_path,
     prune_checkpoints,
@@ -28,17 +29,73 @@ from trainer.checkpoint.store import (
     verify_checkpoint,
     write_snapshot,
 )
-from trainer.config.resolve import RESUMABLE_FIELDS, serialize_config
+from trainer.config.train_config import RESUMABLE_FIELDS, ConfigError, ResolvedConfig, TrainConfig, serialize_config
+from trainer.data.dataset import Dataset
 from trainer.data.shards import write_file
 from trainer.errors import UnusableCheckpointError, UserError, is_machine_failure, to_one_line
 from trainer.graph.files import TracedArchitecture
 from trainer.models import PRESETS
+from trainer.models.base import Recipe
 from trainer.ops.attention import describe_kernels
-from trainer.protocol.files import OPTIMIZER_FILE
-from trainer.training.finetune import describe_lineage
-from trainer.training.identity import check_identity
+from trainer.protocol.files import OPTIMIZER_FILE, STATE_FILE
 from trainer.training.metrics import MetricsWriter
 from trainer.training.run import MetricsWindow, Run
+
+# --- the identity of a run --------------------------------------------------------------------------------------------
+# The identity of a run: the content of `identity` in `run.json` and in each checkpoint's state.
+
+
+def describe_identity(
+    config: TrainConfig,
+    resolved: ResolvedConfig,
+    fields: Mapping[str, Any],
+    recipe: Recipe,
+    dataset: Dataset,
+    lineage: dict[str, Any] | None = None,
+    graph: str | None = None,
+) -> dict[str, Any]:
+    """Return the identity, of plain JSON values. `fields`: of the model's Config; `graph`: the hash of its graphs."""
+    identity = {
+        "arch": config.arch,
+        "model": dict(fields),
+        "recipe": dataclasses.asdict(recipe),
+        "seed": config.seed,
+        "budget": str(config.parsed_budget),
+        "dataset": dataset.hash,
+        "train": dataclasses.asdict(resolved),
+        "from": lineage and lineage["sha256"],
+        "graph": graph,
+        "lora": dataclasses.asdict(config.lora) if config.lora.rank else None,
+    }
+    return json.loads(json.dumps(identity))
+
+
+def comparable_identity(identity: dict[str, Any]) -> dict[str, Any]:
+    """Return the identity without `RESUMABLE_FIELDS`."""
+    train = {name: value for name, value in identity.get("train", {}).items() if name not in RESUMABLE_FIELDS}
+    return {**identity, "train": train}
+
+
+def check_identity(run_folder: Path, saved: dict[str, Any], current: dict[str, Any]) -> None:
+    """Raise `ConfigError` if the folder holds a different run. Fields of `train` that one of them lacks are equal."""
+    old, new = comparable_identity(saved), comparable_identity(current)
+    old["train"] = {name: old["train"].get(name, value) for name, value in new["train"].items()}
+    different = [name for name, value in new.items() if old.get(name) != value]
+    if different:
+        names = " and ".join(different)
+        raise ConfigError(f"{run_folder} holds a run with another {names}: use the same {names}, or an empty folder")
+
+
+def read_saved_state(run_folder: Path) -> dict[str, Any]:
+    """Return the newest checkpoint's state; only an empty `identity` if there is none or it cannot be read."""
+    folder = find_latest_checkpoint(run_folder)
+    try:
+        state = json.loads((folder / STATE_FILE).read_bytes()) if folder is not None else {}
+    except (OSError, ValueError):
+        state = {}  # damaged: loading the checkpoint will report it
+    saved = state.get("identity") if isinstance(state, dict) else None
+    return state if isinstance(saved, dict) and isinstance(saved.get("train"), dict) else {"identity": {}}
+
 
 CLOCK_ROUNDING = 1e-6
 """Relative difference of a sum of many steps' seconds from that of their microseconds."""
@@ -94,7 +151,7 @@ def take_run_snapshot(
     assert run.unread is None, "what diverged is never saved"
     if run.host_buffers is not None:
         run.writer.wait()  # which reads them
-    return take_snapshot(run.raw_model, optimizers, dtype, run.host_buffers)
+    return take_snapshot(run.model, optimizers, dtype, run.host_buffers)
 
 
 def resume_run(run: Run, console: Console) -> None:
@@ -121,7 +178,7 @@ def restore_run(run: Run, folder: Path) -> None:
     """Load a checkpoint into the run."""
     state = verify_checkpoint(folder)
     check_identity(run.config.out, state.get("identity", {}), run.identity)
-    restore_checkpoint(folder, run.raw_model, run.optimizers)
+    restore_checkpoint(folder, run.model, run.optimizers)
     run.usage = Usage(**state["spent"])
     check_usage(run, state)
     if run.fraction < 1 and not (folder / OPTIMIZER_FILE).is_file():
@@ -157,7 +214,7 @@ def check_run_folder(run: Run) -> None:
 
 def log_run_summary(run: Run, saved: Mapping[str, Any], console: Console) -> None:
     """Print the computed configuration, wasted tokens and lineage. `saved`: settings of the run that is resumed."""
-    total = count_parameters(run.raw_model)["total"]
+    total = count_parameters(run.model)["total"]
     settings = dataclasses.asdict(run.resolved)
     if run.config.graph is not None or run.config.arch in PRESETS:  # the size is the graph's own, or a fixed one
         del settings["depth"]
@@ -169,6 +226,8 @@ def log_run_summary(run: Run, saved: Mapping[str, Any], console: Console) -> Non
     if run.loader.waste:
         lines.append(f"rows begin with a document; {run.loader.waste:.1%} of the tokens are cropped away")
     if run.lineage is not None:
+        from trainer.training.finetune import describe_lineage
+
         lines.append(describe_lineage(run.lineage))
     changed = [name for name in RESUMABLE_FIELDS if saved and saved.get(name) != run.identity["train"][name]]
     if changed:
@@ -198,7 +257,7 @@ def write_run_json(run: Run) -> None:
             "limit_bytes": manifest["limit_bytes"],
         },
         "packing": {"kind": run.resolved.packing, "waste": run.loader.waste},
-        "parameters": count_parameters(run.raw_model),
+        "parameters": count_parameters(run.model),
         "flops_per_token": run.flops_per_token,
         "window_flops_per_token": run.window_flops_per_token,
         "environment": describe_environment(run.fabric.device),

@@ -198,9 +198,3 @@ class ShardedRows(ChunkedRows):
         self.loss += loss.detach()
         grads_before = [torch.zeros_like(x) if x.grad is None else x.grad for x in collect_tensors(before)]
         return map_tensors(Tensor.detach, carried.content), grads_before
-
-
-def needs_chunk_passes(module: nn.Module, inputs: Tensor) -> bool:
-    """Whether rows of a model, as Fabric wraps it, are trained as `ShardedRows`."""
-    objective = getattr(module, "module", module)
-    return hasattr(objective, "unshard") and 0 < objective.chunk < inputs.size(1)

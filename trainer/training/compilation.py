@@ -1,4 +1,4 @@
-"""Compile the model with torch.compile, and cache the compiled code.
+"""Compile the model with torch.compile, and find the micro-batch that fits into a GPU. Imported where a run does so.
 
 Two functions are compiled, each as one graph for fixed shapes: tokens to features, and a chunk of features to its loss.
 With `fsdp` and `zero2` each block is compiled, since weights are gathered between blocks. So are blocks of recurrent
@@ -11,46 +11,41 @@ jobs do not share it: it holds machine code, and one entry could replace another
 
 from __future__ import annotations
 
-import os
-import shutil
-import tempfile
-from pathlib import Path
+import math
+import time
+from collections.abc import Iterable
 
 import torch
+from rich.console import Console
+from torch import Tensor
 
-from trainer.config.resolve import ResolvedConfig
-from trainer.data.dataset import get_cache_folder
+from trainer.accounting.training_size import FP32, ROW_GRADIENTS
+from trainer.config.train_config import ResolvedConfig
+from trainer.distributed.devices import average_across_processes, compute_gradient_norm, count_local_bytes
+from trainer.errors import (
+    MAX_REASON,
+    CompilationError,
+    ModelError,
+    attribute_to_model,
+    is_backend_failure,
+    is_compiler_missing,
+    is_out_of_memory,
+    to_one_line,
+)
 from trainer.graph.blocks import count_calls, has_split_blocks, split_blocks
 from trainer.graph.model import GraphModel
-from trainer.ops.compiler import raise_recompile_limit
+from trainer.ops.devices import raise_recompile_limit, release_cached_memory
+from trainer.optim.optimizers import compile_steps, list_densely_trained
 from trainer.training.objective import Objective
+from trainer.training.run import Run
 
 MAX_CALLS = 2000
 """Calls in a graph that is compiled as a whole. The compiler's time grows with them, to half an hour for rwkv5 at depth
 24. A block of `gpt` has about 34; a recurrent model's has more for each chunk of a row."""
 MAX_BLOCKS = 64  # that differ in a graph; torch's own limit is 8
-HOPPER = 9  # compute capability
+GRADIENT_TOLERANCE = 0.25
+"""Of the norm. Rounding of fp8 and other random numbers of the compiler stay far below, a lost gradient does not."""
 BACKEND = "inductor"  # tests use `aot_eager`, which generates no code and needs no compiler
-
-
-def has_compiler(device: str) -> bool:
-    """Return whether torch.compile can run: on a CPU it needs a C++ compiler."""
-    return device == "cuda" or any(shutil.which(name) for name in (os.environ.get("CXX", "g++"), "g++", "clang++"))
-
-
-def is_writable(folder: Path) -> bool:
-    """Return whether this process can create this folder or write to it."""
-    existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
-    return os.access(existing, os.W_OK)
-
-
-def set_cache_folder() -> None:
-    """Set the cache folder unless the environment does. Before torch imports its compiler, which sets a default."""
-    folder = get_cache_folder().parent / "compiled"
-    if not is_writable(folder):
-        folder = Path(tempfile.gettempdir()) / "dailytrain-compiled"
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder))
-    os.environ.setdefault("TRITON_CACHE_DIR", str(folder / "triton"))
 
 
 def compile_objective(objective: Objective, resolved: ResolvedConfig, fullgraph: bool = True) -> None:
@@ -61,7 +56,7 @@ def compile_objective(objective: Objective, resolved: ResolvedConfig, fullgraph:
             block.compile(dynamic=False, backend=BACKEND)
     elif isinstance(model, GraphModel) and is_large(model):
         raise_recompile_limit(MAX_BLOCKS)
-        for passes in model.traced_passes.values():
+        for passes in (model.training_passes, model.evaluation_passes):
             for block in split_blocks(passes.features.module):
                 block.compile(**options)
     else:
@@ -71,16 +66,129 @@ def compile_objective(objective: Objective, resolved: ResolvedConfig, fullgraph:
 
 def is_large(model: GraphModel) -> bool:
     """Return whether a graph's blocks are compiled instead of the whole, which would take too long."""
-    module = model.traced_passes[True].features.module
+    module = model.training_passes.features.module
     return has_split_blocks(module) or count_calls(module.graph, module) > MAX_CALLS
-
-
-def choose_optimizer_backend(resolved: ResolvedConfig) -> str | None:
-    """Return torch.compile's backend for the steps of Muon and of tables; None on CPUs and for sharded weights, where
-    they are not compiled."""
-    return BACKEND if resolved.compile and resolved.device == "cuda" and not resolved.is_sharded else None
 
 
 def is_graph_break(error: BaseException) -> bool:
     """Return whether this is what `fullgraph` raises."""
     return isinstance(error, torch._dynamo.exc.TorchDynamoException)
+
+
+# --- the first pass ---------------------------------------------------------------------------------------------------
+
+
+def compile_run(run: Run, console: Console, row: Tensor) -> None:
+    """Find the largest micro-batch that fits into a GPU, and compile the model. Not charged. `row`: tokens `[1, T]`."""
+    started = time.perf_counter()
+    if run.resolved.compile:
+        console.print("compiling the model with torch.compile; this is not charged", highlight=False)
+    while not try_pass(run, is_searching=run.resolved.device == "cuda"):
+        run.set_micro_batch(run.resolved.micro_batch - 1)
+    run.model.zero_grad(set_to_none=True)
+    compile_steps(run.optimizers)
+    if run.resolved.compile and not run.resolved.is_sharded:
+        check_compiled_gradients(run, row)
+    if run.resolved.compile:
+        run.compile_seconds += time.perf_counter() - started
+
+
+def try_pass(run: Run, is_searching: bool) -> bool:
+    """Run a pass over a micro-batch; return False if memory ran out and a smaller one can be tried."""
+    rows = torch.zeros(run.resolved.micro_batch, run.resolved.sequence_length, dtype=torch.int64)
+    rows = rows.to(run.fabric.device)
+    fits = True
+    try:
+        missing = count_missing_state_bytes(run) if is_searching else 0
+        momenta = torch.empty(missing, dtype=torch.uint8, device=run.fabric.device)
+        with attribute_to_model("in its first pass", run.resolved.micro_batch):
+            run_pass(run, rows)
+        del momenta
+    except ModelError as error:
+        fits = not (is_searching and run.resolved.micro_batch > 1 and is_out_of_memory(error.__cause__))
+        if fits:
+            raise
+    fits = average_across_processes(run.fabric, [fits]) == [1]
+    if not fits:
+        # Outside of the handler, whose traceback keeps references to the tensors.
+        run.model.zero_grad(set_to_none=True)
+        release_cached_memory(run.fabric.device)
+    return fits
+
+
+def count_missing_state_bytes(run: Run) -> int:
+    """Return the bytes that optimizers will allocate in training: momenta, at most two for each weight. A resumed run
+    has them already."""
+    trained = list_densely_trained(run.model)
+    weights = sum(4 * count_local_bytes(weight) // weight.itemsize for weight in trained)
+    states = (each.state.get(weight, {}) for each in run.optimizers for weight in trained)
+    state = sum(count_local_bytes(value) for each in states for value in each.values() if isinstance(value, Tensor))
+    return max(0, 2 * weights - state) + count_row_gradient_bytes(run)
+
+
+def count_row_gradient_bytes(run: Run) -> int:
+    """Return the bytes of a step's gradients of tables of n-grams."""
+    tokens = run.resolved.rows_per_device * run.resolved.sequence_length
+    return sum(ROW_GRADIENTS * FP32 * tokens * memory.table[0].numel() for memory in run.objective.memories)
+
+
+def run_pass(run: Run, rows: torch.Tensor) -> None:
+    """Forward and backward as in training, forward as in evaluation.
+
+    Raise `CompilationError` if only the compiled model fails.
+    """
+    try:
+        run_forward_backward(run, rows)
+    except Exception as error:
+        if is_backend_failure(error) and not is_compiler_missing(error):
+            with torch.compiler.set_stance("force_eager"):
+                run_forward_backward(run, rows)
+            raise CompilationError(
+                f"torch.compile failed on this machine: {to_one_line(error)[:MAX_REASON]}"
+            ) from error
+        if not is_graph_break(error):
+            raise
+        # A model that does not compile as one graph is compiled as several.
+        compile_objective(run.objective, run.resolved, fullgraph=False)
+        run_forward_backward(run, rows)
+    if run.resolved.compile:
+        run.model.eval()
+        with torch.no_grad():
+            run.wrapped(rows, rows, per_position=True)
+        run.model.train()
+
+
+def run_forward_backward(run: Run, rows: torch.Tensor) -> None:
+    # No gradient exchange: a process that runs out of memory must not make the others wait in it.
+    with run.fabric.no_backward_sync(run.wrapped, enabled=run.resolved.strategy == "ddp"):
+        run.fabric.backward(run.wrapped(rows, rows) * 0)
+
+
+def check_compiled_gradients(run: Run, row: Tensor) -> None:
+    """Raise `CompilationError` if the compiled model's gradient differs from that of the same rows without a compiler.
+
+    A compiler may compute an exact loss and wrong gradients. Rows are computed one at a time without it, which needs
+    more memory for each.
+    """
+    length = run.resolved.sequence_length
+    text = row.flatten().repeat(-(-2 * length // row.numel()))
+    rows = torch.stack([text[start % length :][:length] for start in range(run.resolved.micro_batch)])
+    compiled = measure_gradient_norm(run, [rows])
+    with torch.compiler.set_stance("force_eager"):
+        eager = measure_gradient_norm(run, rows.split(1))
+    # What is not finite is the model's fault, which its first step reports.
+    if math.isfinite(eager) and not abs(compiled - eager) <= GRADIENT_TOLERANCE * eager:
+        raise CompilationError(
+            f"torch.compile computes wrong gradients on this machine, with torch {torch.__version__}: their norm is"
+            f" {compiled:.4g}, and {eager:.4g} without it. --train.compile false trains without it."
+        )
+
+
+def measure_gradient_norm(run: Run, parts: Iterable[Tensor]) -> float:
+    """Return the norm of the gradient of all parts `[B, T]` together, on this device alone."""
+    for rows in parts:
+        with run.fabric.no_backward_sync(run.wrapped, enabled=run.resolved.strategy == "ddp"):
+            run.fabric.backward(run.wrapped(rows, rows))
+    norm = compute_gradient_norm(list(run.model.parameters()))
+    run.model.zero_grad(set_to_none=True)
+    return 0.0 if norm is None else float(norm)

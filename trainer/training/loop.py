@@ -1,4 +1,8 @@
-"""The training loop: `fit` runs steps until the budget is used, `train_step` launches one.
+"""A run from top to bottom: what is built, the loop, its evaluations.
+
+`build_run` puts together configuration, data, model and optimizers, and resumes from the newest checkpoint. `fit` runs
+steps until the budget is used, `train_step` launches one. `evaluate` measures the loss on dev. Checkpoints are written
+in `checkpointing`.
 
 With a budget in steps, tokens or FLOPs, a run that was killed and resumed computes what an uninterrupted one does, to
 the last digit, on the same kind of machine with the same number of threads.
@@ -11,38 +15,283 @@ from __future__ import annotations
 import gc
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
+import torch.nn.functional as F
 from rich.console import Console
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils.checkpoint import checkpoint
 
-from trainer.accounting.budget import Budget
-from trainer.checkpoint.store import get_checkpoint_path
-from trainer.data.loader import IGNORE_INDEX
-from trainer.distributed.devices import get_peak_memory_bytes
-from trainer.distributed.strategies import average_across_processes, average_tensor, compute_gradient_norm
-from trainer.errors import RESUME_HINT, ExitCode, ModelError, TrainingInterrupted, attribute_to_model
-from trainer.ops.ngram_memory import get_row_gradients
+from trainer.accounting import flops
+from trainer.accounting.budget import Budget, Usage
+from trainer.accounting.cores import choose_thread_count, count_cores
+from trainer.checkpoint.store import HostBuffers, get_checkpoint_path
+from trainer.config.train_config import (
+    DEFAULT_CORPUS,
+    DEFAULT_TOKENIZER,
+    MACHINE_FIELDS,
+    ConfigError,
+    ResolvedConfig,
+    TrainConfig,
+    choose_text_limit,
+    resolve_config,
+)
+from trainer.data.dataset import Dataset, get_cache_folder, prepare_dataset
+from trainer.data.loader import IGNORE_INDEX, build_loader, iterate_in_order
+from trainer.distributed.devices import (
+    average_across_processes,
+    average_tensor,
+    build_fabric,
+    compute_gradient_norm,
+    gather_weights,
+    get_free_memory_bytes,
+    get_peak_memory_bytes,
+    has_compiler,
+    is_writable,
+    select_device,
+    set_cache_folder,
+)
+from trainer.errors import (
+    RESUME_HINT,
+    DivergenceError,
+    ExitCode,
+    MachineError,
+    ModelError,
+    TrainingInterrupted,
+    attribute_to_model,
+)
+from trainer.inference.sampling import PROMPTS, complete_prompt
+from trainer.models.base import LanguageModel, Recipe
+from trainer.ops.devices import allocate_pinned, get_gpu_memory_bytes, get_row_gradients
+from trainer.ops.losses import limit_chunk_positions
+from trainer.optim import muon
 from trainer.optim import optimizers as optim
-from trainer.training.checkpointing import save_checkpoint, save_milestone, write_result
-from trainer.training.chunked_bptt import ShardedRows, needs_chunk_passes
-from trainer.training.evaluation import evaluate
-from trainer.training.grad_spikes import GradientSpikeFilter
-from trainer.training.interruption import StopRequest
-from trainer.training.metrics import MetricsWriter
-from trainer.training.progress import TrainingProgress
-from trainer.training.random_state import seed_step
-from trainer.training.run import MetricsWindow, Run
-from trainer.training.step_values import StepValues
+from trainer.training.checkpointing import (
+    check_run_folder,
+    describe_identity,
+    log_run_summary,
+    read_saved_state,
+    resume_run,
+    save_checkpoint,
+    save_milestone,
+    write_result,
+    write_run_json,
+)
+from trainer.training.metrics import MetricsWriter, TrainingProgress, build_logger
+from trainer.training.model_sources import build_model_source, seed_step
+from trainer.training.objective import Objective
+from trainer.training.run import GradientSpikeFilter, MetricsWindow, Run, StepValues, StopRequest
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
+
+# --- building a run ---------------------------------------------------------------------------------------------------
+
+
+def build_run(config: TrainConfig, console: Console) -> Run:
+    """Return the run, ready to train or resumed from its checkpoint. Raise `UserError` for bad input."""
+    device = select_device(config.device, config.devices)
+    set_cache_folder()
+    state = read_saved_state(config.out)
+    torch.set_num_threads(choose_run_threads(config, state.get("threads")))
+    saved = state["identity"]
+    saved_fields = saved.get("train", {})
+    resolved = resolve_config(config, device, choose_machine_fields(config, device, saved_fields))
+    check_size(config, resolved, get_gpu_memory_bytes() if device == "cuda" else get_free_memory_bytes())
+    source = build_model_source(config, resolved, saved)
+    logger = build_logger(config.logger, config.out, "train")
+    dataset = open_training_dataset(config, device)
+    row, _ = next(iterate_in_order(dataset, "dev", 1, resolved.sequence_length))  # raises if there is too little text
+    row = row[:, : resolved.chunk_tokens]
+    base, vocabulary_size = None, dataset.tokenizer.vocabulary_size
+    if config.from_ is not None:
+        from trainer.checkpoint.base_weights import choose_vocabulary_size, find_base_checkpoint
+
+        base = find_base_checkpoint(config.from_)
+        vocabulary_size = choose_vocabulary_size(base, dataset, config.dataset is not None)
+    fabric = build_fabric(resolved.device, resolved.devices, resolved.strategy, resolved.precision, logger)
+    dataset.verify(("train", "dev"), fabric.global_rank, fabric.world_size)  # each process reads its share
+    built = source.build(dataset.tokenizer, vocabulary_size, base)
+    source.print_choice(built, console)
+    if resolved.chunk and built.model.bounded:
+        raise ConfigError(f"train.chunk needs a model with a state of fixed size, such as rwkv5, not {config.arch}")
+    if resolved.devices > 1 and built.model.list_memories():
+        raise ConfigError("an n-gram memory trains on one device: its gradients are not exchanged")
+    model = built.model.to(fabric.device)
+    row = row.to(fabric.device)
+    check_outputs(model, resolved, vocabulary_size)
+    with attribute_to_model("while its FLOPs were counted"):
+        flops_per_token = built.count_flops(row, resolved)
+        window_flops = built.count_window_flops(row)
+        initial_flops = float(built.count_initial_flops())
+    objective = prepare_objective(model, built.recipe, resolved, console)
+    wrapped = fabric.setup_module(objective)
+    with attribute_to_model("while its optimizers were built"):
+        # After `setup_module`, which may replace the weights by shards.
+        backend = choose_optimizer_backend(resolved)
+        optimizers = optim.build_optimizers(model, built.recipe, resolved.muon_precision, backend)
+        optimizers = [fabric.setup_optimizers(optimizer) for optimizer in optimizers]
+    run = Run(
+        config=config,
+        resolved=resolved,
+        fabric=fabric,
+        dataset=dataset,
+        model=model,
+        objective=objective,
+        wrapped=wrapped,
+        optimizers=optimizers,
+        recipe=built.recipe,
+        flops_per_token=flops_per_token,
+        window_flops_per_token=window_flops,
+        spike_filter=GradientSpikeFilter(resolved.spikes),
+        loader=build_loader(
+            dataset,
+            "train",
+            resolved.packing,
+            resolved.rows_per_device,
+            resolved.sequence_length,
+            config.seed,
+            rank=fabric.global_rank,
+            ranks=fabric.world_size,
+            pinned=resolved.device == "cuda",
+        ),
+        identity=describe_identity(
+            config, resolved, built.fields, built.recipe, dataset, built.lineage, built.graph_hash
+        ),
+        traced=built.traced,
+        lineage=built.lineage,
+        host_buffers=HostBuffers(allocate_pinned) if device == "cuda" and fabric.is_global_zero else None,
+        peak_flops=flops.find_peak_flops(fabric.device, resolved.precision, torch.get_num_threads()),
+        usage=Usage(flops=initial_flops),
+        initial_flops=initial_flops,
+    )
+    check_run_folder(run)
+    resume_run(run, console)
+    warm_up(run, console, row)
+    write_run_json(run)
+    log_run_summary(run, saved_fields, console)
+    return run
+
+
+def choose_run_threads(config: TrainConfig, saved: Any) -> int:
+    """Return the run's CPU threads: those `saved` with it, since the last digits of its results depend on them, else
+    what suits this machine now."""
+    if isinstance(saved, int) and saved > 0:
+        return min(saved, count_cores())
+    limit = config.threads or max(1, count_cores() // config.devices)
+    return limit if config.devices > 1 else choose_thread_count(limit)  # several processes would count each other
+
+
+def check_size(config: TrainConfig, resolved: ResolvedConfig, memory_bytes: int) -> None:
+    """Raise `MachineError` with the numbers if a model of ours that starts untrained needs more than this memory.
+
+    `memory_bytes`: of each GPU, or that which all processes on the CPU share.
+    """
+    if config.graph is not None or config.from_ is not None:
+        return
+    from trainer.accounting.training_size import explain_too_large
+
+    on_cpu = resolved.device == "cpu"
+    model = {"depth": resolved.depth, **config.model} if on_cpu else config.model
+    sizes = {"arch": config.arch, "model": model, "devices": resolved.devices}
+    names = ("strategy", "precision", "table_precision", "activation_checkpointing")
+    sizes["train"] = {name: getattr(resolved, name) for name in names}
+    if excess := explain_too_large(sizes, config.budget, memory_bytes, on_cpu=on_cpu):
+        raise MachineError(excess)
+
+
+def choose_machine_fields(
+    config: TrainConfig, device: Literal["cpu", "cuda"], saved: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return values for `MACHINE_FIELDS`: those saved with the run, else what suits this machine."""
+    if config.train.precision == "fp8":
+        from trainer.training import precision
+
+        precision.check_fp8(device)
+    fields = {name: saved[name] for name in MACHINE_FIELDS if name in saved}
+    fields.setdefault("muon_precision", muon.choose_precision(device))
+    if config.train.precision == "auto" and "precision" not in fields:
+        from trainer.training import precision
+
+        fields["precision"] = precision.choose_precision(torch.device(device), torch.get_num_threads())
+    if not has_compiler(device):
+        fields.setdefault("compile", False)
+    return fields
+
+
+def open_training_dataset(config: TrainConfig, device: str) -> Dataset:
+    """Open the configured dataset, or prepare the corpus, or find it in the cache."""
+    if config.dataset is not None:
+        return Dataset.open(config.dataset)
+    return prepare_dataset(
+        config.corpus or DEFAULT_CORPUS,
+        config.tokenizer or DEFAULT_TOKENIZER,
+        # In a sandbox only the run's folder is writable.
+        folder=None if is_writable(get_cache_folder()) else config.out / "dataset",
+        limit_bytes=choose_text_limit(config, device),
+        progress=True,
+    )
+
+
+def prepare_objective(
+    model: LanguageModel, recipe: Recipe, resolved: ResolvedConfig, console: Console | None = None
+) -> Objective:
+    """Return the model's training objective, with other precisions, activation checkpointing and compilation if
+    configured."""
+    if resolved.precision == "fp8":
+        from trainer.training import precision
+
+        precision.convert_to_fp8(model)
+    if resolved.table_precision == "bf16":
+        from trainer.training import precision
+
+        converted = precision.convert_tables(model, recipe)
+        if console is not None:
+            console.print(f"{converted} embeddings are kept in bf16", highlight=False)
+    if resolved.activation_checkpointing:
+        for block in model.repeated_blocks():
+            block.forward = partial(checkpoint, block.forward, use_reentrant=False)
+    objective = Objective(model, recipe.l2wrap, resolved.chunk, resolved.chunk_gradients == "through")
+    if resolved.compile:
+        from trainer.training import compilation
+
+        compilation.compile_objective(objective, resolved)
+    return objective
+
+
+def choose_optimizer_backend(resolved: ResolvedConfig) -> str | None:
+    """Return torch.compile's backend for the steps of Muon and of tables; None on CPUs and for sharded weights, where
+    they are not compiled."""
+    if not resolved.compile or resolved.device == "cpu" or resolved.is_sharded:
+        return None
+    from trainer.training import compilation
+
+    return compilation.BACKEND
+
+
+def check_outputs(model: LanguageModel, resolved: ResolvedConfig, vocabulary_size: int) -> None:
+    """Raise `ModelError` unless the untrained model returns finite logits of the right shape."""
+    device = next(model.parameters()).device
+    # Without gradients two rows need less memory than a step on one.
+    with attribute_to_model("in its first forward pass", 1), torch.no_grad():
+        logits = model(torch.zeros(2, resolved.chunk_tokens, dtype=torch.int64, device=device))
+    expected = (2, resolved.chunk_tokens, vocabulary_size)
+    if tuple(logits.shape) != expected:
+        raise ModelError(f"The model returns logits of the shape {tuple(logits.shape)} instead of {expected}.")
+    if not logits.isfinite().all():
+        raise DivergenceError("The model's first logits, before any training, are not finite.")
+
+
 TRAIN_LINES = 200  # train lines over a whole run, fewer if it has fewer steps
+
+
+# --- the loop ---------------------------------------------------------------------------------------------------------
 
 
 def fit_and_finish(run: Run, console: Console, stop: StopRequest) -> int:
@@ -143,7 +392,7 @@ def run_step(run: Run, fraction: float) -> StepValues:
     seed_step(run.config.seed, run.usage.steps, run.fabric.global_rank)
     run.unread = train_step(
         run.fabric,
-        run.model,
+        run.wrapped,
         run.optimizers,
         run.loader.next_batch(),
         run.resolved.micro_batch,
@@ -210,6 +459,7 @@ def accumulate_gradients(fabric: Fabric, model: nn.Module, batch: tuple[Tensor, 
     devices, as is done with gradients, then gives the mean over all targets of the step.
     """
     inputs, targets = batch
+    objective = getattr(model, "module", model)
     target_count = max(1.0, average_across_processes(fabric, [float((targets != IGNORE_INDEX).sum())])[0])
     total = torch.zeros((), device=fabric.device)
     for start in range(0, len(inputs), micro_batch):
@@ -217,9 +467,11 @@ def accumulate_gradients(fabric: Fabric, model: nn.Module, batch: tuple[Tensor, 
         x, y = (tensor[rows].to(fabric.device, non_blocking=True) for tensor in batch)
         # Exchange gradients only in the last micro-batch.
         with fabric.no_backward_sync(model, enabled=rows.stop < len(inputs)):
-            if needs_chunk_passes(model, x):
+            if hasattr(objective, "unshard") and 0 < objective.chunk < x.size(1):  # FSDP's
+                from trainer.training.chunked_bptt import ShardedRows
+
                 with attribute_to_model("in a pass over a row's chunks", micro_batch):
-                    loss = ShardedRows(model, model.module, x, y, 1 / target_count).run_passes()
+                    loss = ShardedRows(model, objective, x, y, 1 / target_count).run_passes()
             else:
                 with attribute_to_model("in a forward pass", micro_batch):
                     loss = model(x, y) / target_count
@@ -312,3 +564,136 @@ def write_train_line(run: Run, norm: float, metrics: MetricsWriter, progress: Tr
         spikes=run.spike_filter.skipped,
     )
     progress.update(run.usage.steps, run.fraction, loss, speed)
+
+
+# --- evaluation -------------------------------------------------------------------------------------------------------
+
+
+def evaluate(run: Run, metrics: MetricsWriter, progress: TrainingProgress) -> None:
+    """Compute the loss on dev and generate samples. Not charged to the budget."""
+    run.model.eval()
+    run.dev = compute_dev_loss(run)
+    run.model.train()
+    if not math.isfinite(run.dev["loss"]):
+        raise DivergenceError(f"The loss on dev became {run.dev['loss']} at step {run.usage.steps}: training diverged.")
+    metrics.write("dev", run.usage.steps, **run.get_progress_metrics(), **run.dev)
+    text = f"dev loss {run.dev['loss']:.4f} nats a token, {run.dev['bits_per_byte']:.4f} bits a byte"
+    progress.print_line(f"{run.fraction:4.0%}  step {run.usage.steps}, {text}")
+    for prompt in PROMPTS if run.resolved.sample_tokens else ():
+        metrics.write("sample", run.usage.steps, prompt=prompt, text=generate_sample(run, prompt))
+
+
+@torch.no_grad()
+def compute_dev_loss(run: Run) -> dict[str, float]:
+    """Return nats per token and bits per byte of text.
+
+    Targets without text (end of text) do not count, so that results are comparable across tokenizers and with a scorer
+    of single documents. Neither do ignored targets.
+    """
+    resolved, device = run.resolved, run.fabric.device
+    byte_lengths = torch.from_numpy(run.dataset.tokenizer.byte_lengths()).to(device)
+    nats = torch.zeros((), dtype=torch.float64, device=device)
+    text_bytes = torch.zeros((), dtype=torch.int64, device=device)
+    tokens = torch.zeros((), dtype=torch.int64, device=device)
+    limit = max(1, resolved.dev_tokens // resolved.sequence_length)
+    for inputs, targets in iterate_in_order(run.dataset, "dev", resolved.micro_batch, resolved.sequence_length, limit):
+        missing = resolved.micro_batch - len(inputs)
+        if resolved.compile and missing:  # the model would be compiled again for a smaller last batch
+            inputs = F.pad(inputs, (0, 0, 0, missing))
+            targets = F.pad(targets, (0, 0, 0, missing), value=IGNORE_INDEX)
+        y = targets.to(device).flatten()
+        with attribute_to_model("while it was evaluated", resolved.micro_batch):
+            losses = run.wrapped(inputs.to(device), targets.to(device), per_position=True)
+        sizes = byte_lengths[y.clamp(min=0)] * (y != IGNORE_INDEX)
+        has_text = sizes > 0
+        nats += losses[has_text].double().sum()
+        tokens += has_text.sum()
+        text_bytes += sizes.sum()
+    return {"loss": float(nats / tokens), "bits_per_byte": float(nats / math.log(2) / text_bytes)}
+
+
+def generate_sample(run: Run, prompt: str) -> str:
+    with attribute_to_model("while it generated a sample"), run.fabric.autocast(), gather_weights(run.objective):
+        return complete_prompt(
+            run.model,
+            run.dataset.tokenizer,
+            prompt,
+            tokens=run.resolved.sample_tokens,
+            seed=run.config.seed,
+            context=run.resolved.sequence_length,
+        )
+
+
+# --- the micro-batch --------------------------------------------------------------------------------------------------
+# Choose the micro-batch (the rows of one forward pass) and compile the model, before the budget's clock starts. The
+# micro-batch is no part of the model: it is the largest divisor of a device's rows, up to the configured one, that fits
+# into this machine's memory, whatever an earlier machine of the run chose. On a GPU that is found by trying smaller and
+# smaller ones. On a CPU, where the kernel would kill the process, it is computed from the free memory and the bytes
+# that one row saves for the backward pass.
+
+
+MEMORY_SHARE = 0.6  # of the free memory; the rest is for what is not counted here and for other processes
+LOGIT_COPIES = 4  # a chunk's logits in fp32, their softmax, their gradient, a soft cap
+
+
+def measure_row_bytes(objective: Objective, row: Tensor) -> int:
+    """Return the bytes that a forward pass over `[1, T]` tokens keeps, without weights and tokens."""
+    features: list[Tensor] = []
+
+    def compute() -> Tensor:
+        features.append(objective.model.features(row))
+        return features[0]
+
+    return measure_saved_bytes(compute, (*objective.parameters(), row)) + 2 * features[0].nbytes
+
+
+def measure_saved_bytes(compute: Callable[[], Tensor], excluded: Iterable[Tensor]) -> int:
+    """Return the bytes that a computation saves for its backward pass, without those of the excluded tensors."""
+    excluded_storages = {tensor.untyped_storage().data_ptr() for tensor in excluded}
+    saved: dict[int, int] = {}
+
+    def record(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in excluded_storages:
+            saved[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(record, lambda tensor: tensor):
+        result = compute()
+    del result  # not earlier: a freed storage's address could be used again
+    return sum(saved.values())
+
+
+def choose_cpu_micro_batch(objective: Objective, row: Tensor) -> int:
+    """Return how many rows fit into the memory at once, at least 1."""
+    free = get_free_memory_bytes()
+    # Gradients and two momenta are allocated later, each as large as the weights.
+    weights = sum(parameter.nbytes for parameter in optim.list_densely_trained(objective))
+    with torch.no_grad():
+        vocabulary_size = objective.model(row[:, :1]).size(-1)
+    logits = LOGIT_COPIES * 4 * limit_chunk_positions("cpu", vocabulary_size, 0) * vocabulary_size
+    available = MEMORY_SHARE * free - 3 * weights - logits
+    return max(1, int(available / max(1, measure_row_bytes(objective, row))))
+
+
+def warm_up(run: Run, console: Console, row: Tensor) -> None:
+    """Choose the run's micro-batch and compile the model. Changes nothing else. `row`: tokens `[1, T]`."""
+    if run.fraction >= 1:
+        return
+    if run.resolved.device == "cpu" and run.resolved.micro_batch > 1:
+        run.set_micro_batch(min(run.resolved.micro_batch, measure_cpu_micro_batch(run, row)))
+    if run.resolved.compile or run.resolved.device == "cuda":
+        from trainer.training.compilation import compile_run
+
+        compile_run(run, console, row)
+
+
+def measure_cpu_micro_batch(run: Run, row: Tensor) -> int:
+    """Return how many rows fit into the memory of a CPU, the same in all processes."""
+    with attribute_to_model("in a forward pass", 1), torch.compiler.set_stance("force_eager"):
+        if run.resolved.is_sharded:
+            with torch.no_grad():
+                run.wrapped(row, row)  # FSDP initializes itself in the first call of the whole model
+        with gather_weights(run.objective):
+            rows = choose_cpu_micro_batch(run.objective, row)
+    return int(run.fabric.broadcast(rows))

@@ -3,33 +3,32 @@
 from __future__ import annotations
 
 import dataclasses
+import random
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import torch
 from rich.console import Console
 from torch import Tensor, nn
 
 from trainer.accounting import flops
-from trainer.checkpoint.base_weights import BaseCheckpoint, get_inherited_fields
 from trainer.config.model_config import configure_model, import_architecture
-from trainer.config.recipe_overrides import override_recipe
-from trainer.config.resolve import ResolvedConfig
-from trainer.config.train_config import ConfigError, TrainConfig
+from trainer.config.train_config import ConfigError, ResolvedConfig, TrainConfig
 from trainer.data.tokenizer import Tokenizer
 from trainer.errors import ModelError, attribute_to_model
 from trainer.graph.counting import count_training_cost
-from trainer.graph.files import TracedArchitecture, check_saved_dtype, read_traced
+from trainer.graph.files import GraphError, TracedArchitecture, check_saved_dtype
 from trainer.graph.initialization import count_charged_flops
-from trainer.graph.model import build_model, build_model_without_data
-from trainer.graph.recipe import read_recipe
-from trainer.graph.schema import GraphError
+from trainer.graph.model import build_model, build_model_without_data, read_recipe
 from trainer.models import PRESETS
 from trainer.models.base import Architecture, ArchitectureConfig, LanguageModel, Recipe
-from trainer.optim import lora
 from trainer.optim import optimizers as optim
-from trainer.training.finetune import load_base_weights
-from trainer.training.random_state import seed_everything
+
+if TYPE_CHECKING:
+    from trainer.checkpoint.base_weights import BaseCheckpoint
+
 
 EAGER_HINT = "`--eager` trains the Python module for debugging"
 
@@ -85,23 +84,25 @@ class ModelSource:
         """Build the model from the run's seed, with the weights of the base checkpoint and adapters, if any."""
         if self.module is None:
             assert self.config.graph is not None
+            from trainer.graph.reading import read_traced
+
             traced = read_traced(self.config.graph)
             self.check_sizes(traced, tokenizer, vocabulary_size)
             return self.build_from_graphs(traced, traced.recipe["model"])
-        inherited = get_inherited_fields(base, self.config.arch)
+        inherited = {} if base is None else base.get_inherited_fields(self.config.arch)
         model_config = configure_model(
             self.module, self.config, self.resolved, tokenizer.end_of_text, vocabulary_size, inherited
         )
-        if self.explain_eager() is None:
+        if not self.find_eager_reason():
             fields = dataclasses.asdict(model_config)  # type: ignore[call-overload]
             return self.build_from_graphs(self.read_saved_graphs() or self.trace(model_config), fields)
         return self.build_from_module(self.module, model_config, tokenizer, base)
 
-    def explain_eager(self) -> str | None:
-        """Return why the architecture's module is trained instead of graphs; None if graphs are."""
+    def find_eager_reason(self) -> str:
+        """Return why the architecture's module is trained instead of graphs; empty if graphs are."""
         config = self.config
         if config.graph is not None:
-            return None
+            return ""
         reasons = {
             "--eager": config.eager,
             "a sharded strategy": self.resolved.is_sharded,
@@ -111,18 +112,22 @@ class ModelSource:
             "an architecture of a fixed size": config.arch in PRESETS,
             "the run began with it": bool(self.saved) and self.saved.get("graph") is None,
         }
-        return next((reason for reason, holds in reasons.items() if holds), None)
+        return next((reason for reason, holds in reasons.items() if holds), "")
 
     def print_choice(self, built: BuiltModel, console: Console) -> None:
         """Print whether graphs or the module are trained."""
         line = f"training the graphs {built.graph_hash}" if built.traced else "training the Python module"
-        reason = self.explain_eager()
+        reason = self.find_eager_reason()
         console.print(f"{line} ({reason})" if reason else line, highlight=False, soft_wrap=True)
 
     def read_saved_graphs(self) -> TracedArchitecture | None:
         """Return the graphs of the run that is resumed; None if there is none."""
         folder = self.config.out / "graph"
-        return read_traced(folder) if self.saved and folder.is_dir() else None
+        if not self.saved or not folder.is_dir():
+            return None
+        from trainer.graph.reading import read_traced
+
+        return read_traced(folder)
 
     def trace(self, model_config: ArchitectureConfig) -> TracedArchitecture:
         from trainer.graph.trace import trace_architecture  # imports torch._dynamo, which takes 2 s
@@ -151,8 +156,7 @@ class ModelSource:
         with attribute_to_model("while the model was built"):
             model = build_model(traced)
             check_saved_dtypes(model)
-        recipe = override_recipe(read_recipe(traced), self.config.recipe)
-        optim.check_installed(recipe)
+        recipe = finish_recipe(read_recipe(traced), self.config)
         return BuiltModel(model, recipe, fields, traced=traced)
 
     def build_from_module(
@@ -164,14 +168,29 @@ class ModelSource:
             model = module.Model(model_config)
             recipe = module.recipe(model_config)
             check_saved_dtypes(model)
-        lineage = None if base is None else load_base_weights(model, base, tokenizer, config.arch)
+        lineage = None
+        if base is not None:
+            from trainer.training.finetune import load_base_weights
+
+            lineage = load_base_weights(model, base, tokenizer, config.arch)
         if config.lora.rank:
+            from trainer.optim import lora
+
             lora.add_adapters(model, config.lora, model_config.vocabulary_size)
             recipe = lora.build_adapter_recipe(recipe, config.lora)
-        recipe = override_recipe(recipe, config.recipe)
-        optim.check_installed(recipe)
+        recipe = finish_recipe(recipe, config)
         fields = dataclasses.asdict(model_config)  # type: ignore[call-overload]
         return BuiltModel(model, recipe, fields, lineage)
+
+
+def finish_recipe(recipe: Recipe, config: TrainConfig) -> Recipe:
+    """Return the recipe with the configured changes. Raises `UserError` if it cannot be followed here."""
+    if config.recipe:
+        from trainer.config.recipe_overrides import override_recipe
+
+        recipe = override_recipe(recipe, config.recipe)
+    optim.check_installed(recipe)
+    return recipe
 
 
 def build_model_source(config: TrainConfig, resolved: ResolvedConfig, saved: Mapping[str, Any]) -> ModelSource:
@@ -184,3 +203,20 @@ def check_saved_dtypes(model: LanguageModel) -> None:
     for name, tensor in model.state_dict(keep_vars=True).items():
         kind = "parameter" if isinstance(tensor, nn.Parameter) else "buffer"
         check_saved_dtype(kind, name, str(tensor.dtype).removeprefix("torch."))
+
+
+# --- random numbers ---------------------------------------------------------------------------------------------------
+
+
+def seed_everything(seed: int) -> None:
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+
+
+def seed_step(seed: int, step: int, rank: int) -> None:
+    """Seed the random numbers of a process's step, such as those of dropout.
+
+    So no state has to be saved: a run resumes exactly on any number of GPUs, and no two processes draw the same.
+    """
+    seed_everything(int(np.random.SeedSequence([seed, step, rank]).generate_state(1)[0]))

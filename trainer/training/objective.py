@@ -6,7 +6,7 @@ An architecture must compute the logits of each position independently, without 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from trainer.data.loader import IGNORE_INDEX
 from trainer.graph.model import GraphModel, get_stored
 from trainer.models.base import LanguageModel
-from trainer.models.ngram_memory import fetch_rows
 from trainer.ops.losses import (
     ChunkedLossFunction,
     ChunkLoss,
@@ -23,11 +22,9 @@ from trainer.ops.losses import (
     iterate_chunks,
     limit_chunk_positions,
 )
-from trainer.training.chunked_bptt import (
-    CarriedState,
-    ChunkedBPTT,
-    evaluate_in_chunks,
-)
+
+if TYPE_CHECKING:
+    from trainer.training.chunked_bptt import CarriedState
 
 
 class Objective(nn.Module):
@@ -81,9 +78,9 @@ class Objective(nn.Module):
             return self.advance(inputs, targets, state)
         assert targets is not None, "only a pass with a state can do without"
         if not 0 < self.chunk < inputs.size(1):
-            with fetch_rows(self.memories if torch.is_grad_enabled() else (), inputs):
-                features = self.features(inputs)
-            return self.compute_loss(features, targets, per_position)
+            return self.compute_loss(self.compute_features(inputs), targets, per_position)
+        from trainer.training.chunked_bptt import ChunkedBPTT, evaluate_in_chunks
+
         if per_position or not torch.is_grad_enabled():
             return evaluate_in_chunks(self, inputs, targets, per_position)
         return ChunkedBPTT.apply(self, inputs, targets, *self.get_trainable())
@@ -91,11 +88,21 @@ class Objective(nn.Module):
     def advance(
         self, inputs: Tensor, targets: Tensor | None, state: CarriedState
     ) -> tuple[Tensor | None, CarriedState]:
+        from trainer.training.chunked_bptt import CarriedState
+
         features, after = self.model.advance(inputs, state.content)
         return None if targets is None else self.compute_loss(features, targets), CarriedState(after)
 
     def get_trainable(self) -> list[nn.Parameter]:
         return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+
+    def compute_features(self, inputs: Tensor) -> Tensor:
+        if not self.memories or not torch.is_grad_enabled():
+            return self.features(inputs)
+        from trainer.models.ngram_memory import fetch_rows
+
+        with fetch_rows(self.memories, inputs):
+            return self.features(inputs)
 
     def compute_loss(self, features: Tensor, targets: Tensor, per_position: bool = False) -> Tensor:
         """Return the loss as `forward` does, from features `[B, T, D]`."""

@@ -27,14 +27,12 @@ from rich.console import Console
 from trainer import errors
 from trainer.config.parsing import parse_config
 from trainer.config.recipe_overrides import convert_value
-from trainer.config.resolve import MACHINE_FIELDS, resolve_config
-from trainer.config.train_config import ConfigError, TrainArgs, TrainConfig
+from trainer.config.train_config import MACHINE_FIELDS, ConfigError, TrainArgs, TrainConfig, resolve_config
 from trainer.distributed.devices import select_device
 from trainer.errors import ModelError, UserError
 from trainer.training.checkpointing import save_checkpoint
-from trainer.training.loop import charge_step, read_last_step, run_step
+from trainer.training.loop import build_run, charge_step, read_last_step, run_step
 from trainer.training.run import Run
-from trainer.training.setup import build_run
 
 RECORDED_FIELDS = (*MACHINE_FIELDS, "micro_batch")
 

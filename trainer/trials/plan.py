@@ -20,7 +20,7 @@ from trainer.accounting.budget import Budget
 from trainer.config.model_config import configure_model, import_architecture
 from trainer.config.parsing import parse_config
 from trainer.config.recipe_overrides import flatten_table, override_recipe
-from trainer.config.resolve import resolve_config
+from trainer.config.train_config import resolve_config
 from trainer.errors import ModelError, UserError
 from trainer.models import ARCHITECTURES, PRESETS, check_architecture_name
 from trainer.text_files import decode_text

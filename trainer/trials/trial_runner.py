@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trainer.checkpoint.json_files import atomic_write_json
+from trainer.checkpoint.files import atomic_write_json
 from trainer.errors import OUT_OF_MEMORY, ExitCode
 from trainer.trials.plan import Trial
 

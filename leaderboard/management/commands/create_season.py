@@ -16,7 +16,7 @@ from leaderboard.schedule import next_season, preparations
 from leaderboard.schedule.evaluation_data import FOLDER_HELP
 from leaderboard.schedule.first_season import SetupError
 from scheduler.models import SITE_ACTOR
-from trainer.accounting.text_sizes import parse_tokens
+from trainer.accounting.budget import parse_tokens
 from trainer.data.corpora import KINDS
 from trainer.errors import UserError
 from trainer.scoring.benchmark_tasks import NAMES

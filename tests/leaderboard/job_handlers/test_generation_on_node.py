@@ -30,7 +30,7 @@ TEXT = "The night train leaves at nine. The morning train arrives at seven. " * 
 def train_tiny_model(folder: Path) -> tuple[bytes, list[Path], bytes]:
     """Return run.json, the checkpoint's files and the tokenizer of a minimal model."""
     from trainer.checkpoint.store import write_checkpoint
-    from trainer.data.tokenizer import train_bpe
+    from trainer.data.tokenizer_training import train_bpe
     from trainer.models import load_architecture
 
     tokenizer = train_bpe([TEXT], 280)

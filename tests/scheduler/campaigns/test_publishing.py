@@ -32,7 +32,7 @@ from tests.support import hub_server
 from tests.support.hub_server import Hub, Repository
 from tests.support.volunteers import build_document, fill_campaign, make_campaign, start_volunteer
 from trainer.data.corpora import open_corpus
-from trainer.data.errors import CorpusError
+from trainer.errors import CorpusError
 
 pytestmark = [pytest.mark.processes, pytest.mark.sql]
 

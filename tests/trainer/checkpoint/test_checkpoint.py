@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from trainer.checkpoint.folders import get_checkpoint_step, list_checkpoints
+from trainer.checkpoint.files import get_checkpoint_step, list_checkpoints
 from trainer.checkpoint.store import (
     CheckpointError,
     describe_file,

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
-from trainer.checkpoint.host_buffers import HostBuffers
-from trainer.checkpoint.store import take_snapshot, write_snapshot
+from trainer.checkpoint.store import HostBuffers, take_snapshot, write_snapshot
 from trainer.ops.devices import allocate_pinned
 
 

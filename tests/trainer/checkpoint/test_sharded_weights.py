@@ -12,8 +12,9 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from trainer.checkpoint import weight_files
+from trainer.checkpoint import files
 from trainer.checkpoint.base_weights import find_base_checkpoint
+from trainer.checkpoint.files import list_weight_files, load_weights
 from trainer.checkpoint.store import (
     CheckpointError,
     find_latest_checkpoint,
@@ -23,7 +24,6 @@ from trainer.checkpoint.store import (
     verify_checkpoint,
     write_checkpoint,
 )
-from trainer.checkpoint.weight_files import list_weight_files, load_weights
 from trainer.cli import sample
 from trainer.scoring.compare_replay import compare_weights
 from trainer.scoring.run_folder import RunFolder, RunFolderError
@@ -35,7 +35,7 @@ FLAGS = ("--budget", "30steps", "--checkpoint-every", "10steps")
 
 @pytest.fixture
 def tiny_shards(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(weight_files, "SHARD_BYTES", SHARD_BYTES)
+    monkeypatch.setattr(files, "SHARD_BYTES", SHARD_BYTES)
 
 
 @pytest.fixture

@@ -10,8 +10,13 @@ import torch
 from torch import nn
 
 from tests.support.waits import WAIT_SECONDS
-from trainer.checkpoint.background_writer import CheckpointWriter
-from trainer.checkpoint.store import get_checkpoint_path, restore_checkpoint, take_snapshot, write_snapshot
+from trainer.checkpoint.store import (
+    CheckpointWriter,
+    get_checkpoint_path,
+    restore_checkpoint,
+    take_snapshot,
+    write_snapshot,
+)
 
 
 def test_begin_returns_before_write_ends() -> None:

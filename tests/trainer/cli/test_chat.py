@@ -16,8 +16,7 @@ from torch import Tensor
 from trainer.cli import chat
 from trainer.cli.chat import Conversation, InterruptHandler, stop_at
 from trainer.cli.main import main
-from trainer.data.tokenizer import Tokenizer
-from trainer.data.tokenizer_spec import load_tokenizer
+from trainer.data.tokenizer import Tokenizer, load_tokenizer
 from trainer.inference.sampling import Sampler
 from trainer.models.base import LanguageModel
 

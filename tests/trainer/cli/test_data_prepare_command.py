@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.waits import WAIT_SECONDS
-from trainer.accounting.text_sizes import parse_size
+from trainer.accounting.budget import parse_size
 from trainer.cli.prepare import main
 from trainer.data.dataset import Dataset
 

@@ -10,9 +10,17 @@ from typing import Any
 import pytest
 
 from trainer.accounting.budget import Budget
+from trainer.accounting.training_size import choose_gpu_depth
 from trainer.config.parsing import parse_config, read_config_file
-from trainer.config.resolve import choose_gpu_batch, choose_gpu_depth, choose_text_limit, is_short, resolve_config
-from trainer.config.train_config import ConfigError, TrainArgs, TrainConfig
+from trainer.config.train_config import (
+    ConfigError,
+    TrainArgs,
+    TrainConfig,
+    choose_gpu_batch,
+    choose_text_limit,
+    is_short,
+    resolve_config,
+)
 
 
 def test_flags_and_toml_file_give_same_config(tmp_path: Path) -> None:

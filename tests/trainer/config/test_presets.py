@@ -8,12 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from trainer.accounting.training_size import compute_model_size, estimate_memory
+from trainer.accounting.training_size import choose_gpu_depth, compute_model_size, estimate_memory
 from trainer.cli import presets as presets_command
 from trainer.config.parsing import parse_config
-from trainer.config.presets import PRESETS
-from trainer.config.resolve import choose_gpu_batch, choose_gpu_depth, resolve_config
-from trainer.config.train_config import ConfigError, TrainConfig
+from trainer.config.presets import RUN_PRESETS
+from trainer.config.train_config import ConfigError, TrainConfig, choose_gpu_batch, resolve_config
 
 Train = Callable[..., int]
 
@@ -22,11 +21,11 @@ def parse_preset(tmp_path: Path, *flags: str) -> TrainConfig:
     return parse_config(["--out", str(tmp_path / "run"), *flags])
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("name", RUN_PRESETS)
 def test_preset_resolves(tmp_path: Path, name: str) -> None:
     config = parse_preset(tmp_path, "--preset", name)
     resolved = resolve_config(config, "cpu" if config.device == "cpu" else "cuda")
-    given = PRESETS[name].values
+    given = RUN_PRESETS[name].values
     assert config.preset == name
     assert (resolved.batch, resolved.sequence_length) == (given["train.batch"], given["train.sequence_length"])
     assert resolved.depth == given.get("model.depth", resolved.depth)
@@ -40,9 +39,9 @@ def test_gpu_preset_sizes_equal_computed_ones(tmp_path: Path, name: str, depth: 
     assert (config.model["depth"], config.train.batch) == (depth, batch)
 
 
-@pytest.mark.parametrize("name", [name for name, preset in PRESETS.items() if preset.values["device"] == "cuda"])
+@pytest.mark.parametrize("name", [name for name, preset in RUN_PRESETS.items() if preset.values["device"] == "cuda"])
 def test_preset_for_cuda_trains_in_bf16(name: str) -> None:
-    assert PRESETS[name].values["train.precision"] == "bf16"
+    assert RUN_PRESETS[name].values["train.precision"] == "bf16"
 
 
 @pytest.mark.parametrize(
@@ -50,7 +49,7 @@ def test_preset_for_cuda_trains_in_bf16(name: str) -> None:
     [("gpu-8gb", 8), ("gpu-12gb", 12), ("gpu-16gb", 16), ("gpu-24gb", 24), ("speedrun-h100", 80), ("daily-h100", 80)],
 )
 def test_preset_fits_the_memory_of_its_card(name: str, gigabytes: int) -> None:
-    values = PRESETS[name].values
+    values = RUN_PRESETS[name].values
     names = ("sequence_length", "micro_batch", "precision", "table_precision")
     train = {name: values[f"train.{name}"] for name in names}
     size = compute_model_size({"model": {"depth": values["model.depth"]}, "train": train})
@@ -104,7 +103,7 @@ def test_tiny_preset_trains_and_is_recorded(train: Train, dataset_folder: Path, 
 def test_presets_command_lists_descriptions(capsys: pytest.CaptureFixture[str]) -> None:
     assert presets_command.main([]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines] == list(PRESETS)
+    assert [line.split()[0] for line in lines] == list(RUN_PRESETS)
     assert all(line.endswith(".") for line in lines)
     assert presets_command.main(["--json"]) == 0
     assert json.loads(capsys.readouterr().out)[0]["budget"] == "24h"

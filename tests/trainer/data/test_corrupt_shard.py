@@ -12,9 +12,8 @@ import pytest
 from tests.support.tiny import TINY
 from trainer.checkpoint.store import find_latest_checkpoint
 from trainer.data.dataset import Dataset
-from trainer.data.errors import DamagedDatasetError
-from trainer.data.loader import BlockLoader
-from trainer.data.prefetch import build_loader
+from trainer.data.loader import BlockLoader, build_loader
+from trainer.errors import DamagedDatasetError
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from tests.support.waits import WAIT_SECONDS
 from trainer.data import shards, tokenization
 from trainer.data.corpora import open_corpus
 from trainer.data.dataset import Dataset, get_cache_folder, iterate_test_documents, prepare_dataset
-from trainer.data.errors import CorpusError, DatasetError
+from trainer.errors import CorpusError, DatasetError
 
 pytestmark = pytest.mark.processes
 
@@ -112,7 +112,7 @@ def test_repeated_request_reuses_dataset(books: Path, monkeypatch: pytest.Monkey
     def fail_if_called(*_: object) -> None:
         raise AssertionError("it was prepared again")
 
-    monkeypatch.setattr("trainer.data.dataset.build_dataset", fail_if_called)
+    monkeypatch.setattr("trainer.data.preparation.build_dataset", fail_if_called)
     again = [prepare_dataset(f"files:{books}", "bpe:300", place) for place in places]
     assert [dataset.folder for dataset in prepared] == [dataset.folder for dataset in again]
 

@@ -13,9 +13,8 @@ from tokenizers import pre_tokenizers
 
 from tests.support.paths import DATA
 from trainer.data.corpora import open_corpus
-from trainer.data.fast_encoder import PATTERN, build_fast_encoder
-from trainer.data.tokenizer import Tokenizer, train_bpe
-from trainer.data.tokenizer_spec import TokenizerSpec
+from trainer.data.tokenizer import PATTERN, Tokenizer, TokenizerSpec, build_fast_encoder
+from trainer.data.tokenizer_training import train_bpe
 
 GPT2, GUTENBERG = DATA / "tokenizers" / "gpt2", DATA / "text" / "gutenberg" / "validation.jsonl.xz"
 REPETITIVE = st.text("aab  bc'st1\n", max_size=200)  # many overlapping merges

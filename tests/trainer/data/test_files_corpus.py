@@ -12,7 +12,7 @@ import pytest
 from pyarrow import parquet
 
 from trainer.data.corpora import Document, file_formats, find_corpus, open_corpus
-from trainer.data.errors import CorpusError
+from trainer.errors import CorpusError
 
 
 def texts(spec: str) -> dict[str, str]:

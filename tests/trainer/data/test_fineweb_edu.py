@@ -16,7 +16,7 @@ from tests.support.dataset_hub import serve_datasets
 from tests.support.waits import WAIT_SECONDS
 from trainer.data.corpora import open_corpus
 from trainer.data.corpora.fineweb_edu import SOURCE
-from trainer.data.errors import CorpusError
+from trainer.errors import CorpusError
 
 pytestmark = pytest.mark.processes
 

@@ -12,10 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainer.data.dataset import Dataset, prepare_dataset
-from trainer.data.errors import DatasetError
-from trainer.data.loader import BlockLoader, iterate_in_order
-from trainer.data.permutation import permute
+from trainer.data.loader import BlockLoader, iterate_in_order, permute
 from trainer.data.shards import TokenStream
+from trainer.errors import DatasetError
 
 
 @pytest.fixture(scope="module")

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from tests.support.metrics_lines import numbers
-from trainer.checkpoint.folders import get_checkpoint_step
+from trainer.checkpoint.files import get_checkpoint_step
 from trainer.checkpoint.store import find_latest_checkpoint
+from trainer.data import loader
 from trainer.data import loader as loading
-from trainer.data import prefetch
 from trainer.data.loader import BlockLoader
 from trainer.errors import RESUME_HINT
 
@@ -64,7 +64,7 @@ def test_read_error_during_training_exits_in_one_line_and_resumes(
                 return super().next_batch()
 
     with monkeypatch.context() as broken:
-        broken.setitem(prefetch.PACKINGS, "blocks", FailingLoader)
+        broken.setattr(loader, "load_packing", lambda _: FailingLoader)
         assert train(tmp_path, *FLAGS) == 1
     assert where[0].startswith("loader"), "the error was not in the thread"
     errors = capsys.readouterr().err

@@ -15,10 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainer.data.dataset import Dataset, prepare_dataset
-from trainer.data.errors import DatasetError
-from trainer.data.loader import Batch
+from trainer.data.loader import Batch, shuffle_positions
 from trainer.data.packing import BestFitPacker, DocumentLoader, estimate_waste, find_document_starts
-from trainer.data.permutation import shuffle_positions
+from trainer.errors import DatasetError
 
 LENGTHS = st.lists(st.integers(1, 40), min_size=1, max_size=30)
 

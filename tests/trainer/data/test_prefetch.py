@@ -11,8 +11,15 @@ import torch
 
 from tests.support.waits import WAIT_SECONDS
 from trainer.data.dataset import Dataset
-from trainer.data.loader import Batch, LoaderState
-from trainer.data.prefetch import PACKINGS, PREFETCH_BATCHES, PrefetchLoader, build_loader
+from trainer.data.loader import (
+    PACKINGS,
+    PREFETCH_BATCHES,
+    Batch,
+    LoaderState,
+    PrefetchLoader,
+    build_loader,
+    load_packing,
+)
 
 
 @pytest.fixture
@@ -26,7 +33,7 @@ def take_batches(loading: Any, count: int) -> list[list[Any]]:
 
 @pytest.mark.parametrize("packing", PACKINGS)
 def test_batches_and_states_equal_those_of_the_loader(dataset: Dataset, packing: str) -> None:
-    alone = PACKINGS[packing](dataset, "train", 3, 32, seed=1)
+    alone = load_packing(packing)(dataset, "train", 3, 32, seed=1)
     ahead = build_loader(dataset, "train", packing, 3, 32, seed=1)
     for _ in range(10):
         assert ahead.state_dict() == alone.state_dict()

@@ -4,7 +4,7 @@ import pytest
 
 from tests.support.paths import REPOSITORY
 from trainer.data.corpora import find_corpus, open_corpus, python_docs
-from trainer.data.errors import CorpusError
+from trainer.errors import CorpusError
 from trainer.protocol.files import hash_file
 
 SHA256 = "dd38bc8716dbc85510b1603272e63eed4a04cb4cc9b4b23990c3d9edf10e01eb"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from trainer.data.corpora import Document, open_corpus, python_library
-from trainer.data.errors import CorpusError
+from trainer.errors import CorpusError
 
 
 @pytest.fixture(scope="module")

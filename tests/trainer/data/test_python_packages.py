@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.paths import REPOSITORY
 from trainer.data.corpora import find_corpus, open_corpus, python_packages
-from trainer.data.errors import CorpusError
+from trainer.errors import CorpusError
 
 
 def test_text_is_that_of_the_pinned_hash_without_tests_and_tables() -> None:

@@ -13,10 +13,10 @@ import pytest
 
 from tests.support.paths import REPOSITORY
 from trainer.data import dataset, preparation, tokenization
-from trainer.data.corpora.document import Document
+from trainer.data.corpora import Document
 from trainer.data.dataset import Dataset, prepare_dataset
-from trainer.data.errors import CorpusError, DatasetError
 from trainer.data.spool import Spool, SpoolWriter
+from trainer.errors import CorpusError, DatasetError
 
 pytestmark = pytest.mark.processes
 

@@ -12,7 +12,7 @@ import pytest
 
 from trainer.data.corpora import find_corpus, open_corpus
 from trainer.data.corpora.slimpajama import REPOSITORY, REVISION
-from trainer.data.errors import CorpusError
+from trainer.errors import CorpusError
 
 pyarrow = pytest.importorskip("pyarrow")
 

@@ -15,16 +15,14 @@ from hypothesis import strategies as st
 
 from tests.support.paths import DATA, REPOSITORY
 from trainer.data.corpora import open_corpus
-from trainer.data.errors import TokenizerError
 from trainer.data.tokenizer import (
-    LONGEST_WORD,
     PIECE_CHARACTERS,
     Tokenizer,
-    _split_long_words,
-    run_interruptibly,
-    train_bpe,
+    TokenizerSpec,
+    load_tokenizer,
 )
-from trainer.data.tokenizer_spec import TokenizerSpec, load_tokenizer
+from trainer.data.tokenizer_training import LONGEST_WORD, run_interruptibly, split_long_words, train_bpe
+from trainer.errors import TokenizerError
 
 pytestmark = pytest.mark.processes
 
@@ -81,7 +79,7 @@ def test_long_text_without_spaces_is_encoded(bpe_tokenizer: Tokenizer) -> None:
 
 @pytest.mark.parametrize("text", ["", "short words only", "x" * 5000 + " y" + "z" * 257, " " * 5000 + "x", "é" * 256])
 def test_long_words_are_cut_for_training_without_loss(text: str) -> None:
-    parts = list(_split_long_words(text))
+    parts = list(split_long_words(text))
     assert "".join(parts) == text
     assert not any(re.search(rf"\S{{{LONGEST_WORD + 1}}}|\s{{{LONGEST_WORD + 1}}}", part) for part in parts)
 

@@ -19,9 +19,8 @@ from trainer.checkpoint.store import write_checkpoint
 from trainer.cli import score
 from trainer.data import world
 from trainer.data.dataset import prepare_dataset
-from trainer.data.errors import TokenizerError
-from trainer.data.tokenizer import Tokenizer
-from trainer.data.tokenizer_spec import TokenizerSpec, load_tokenizer
+from trainer.data.tokenizer import Tokenizer, TokenizerSpec, load_tokenizer
+from trainer.errors import TokenizerError
 from trainer.inference import generate
 from trainer.models import load_architecture
 from trainer.protocol import Checkpoint, DatasetPin, FileRef, GenerateOrder, GenerateResult

@@ -14,12 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainer.distributed.devices import build_fabric
-from trainer.distributed.strategies import average_across_processes
+from trainer.distributed.devices import average_across_processes, build_fabric
 from trainer.models import load_architecture
-from trainer.training.grad_spikes import GradientSpikeFilter
 from trainer.training.loop import train_step
 from trainer.training.objective import Objective
+from trainer.training.run import GradientSpikeFilter
 
 VOCABULARY, ROWS, MICRO_BATCH, LENGTH, STEPS = 64, 4, 2, 32, 8
 LEARNING_RATE, CLIP = 1e-2, 0.5

@@ -19,7 +19,8 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from tests.support.tiny import TINY
 from tests.support.waits import WAIT_SECONDS
 from trainer.checkpoint.store import find_latest_checkpoint
-from trainer.distributed.launch import ERROR_FILE, explain_failures, report_to_launcher
+from trainer.distributed.launch import explain_failures
+from trainer.train import ERROR_FILE, report_to_launcher
 
 pytestmark = pytest.mark.processes
 

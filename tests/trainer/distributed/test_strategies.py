@@ -18,7 +18,7 @@ from tests.support.paths import REPOSITORY
 from tests.support.tiny import TINY_RWKV5
 from tests.support.waits import WAIT_SECONDS
 from tests.trainer.distributed.two_processes import CHUNKED, IN_BF16, RUNS, WITH_OPTIONS, get_flags
-from trainer.checkpoint.folders import get_checkpoint_step, list_checkpoints
+from trainer.checkpoint.files import get_checkpoint_step, list_checkpoints
 from trainer.checkpoint.store import find_latest_checkpoint
 from trainer.distributed.ports import find_free_port
 

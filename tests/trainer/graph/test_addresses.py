@@ -16,11 +16,10 @@ from tests.trainer.graph.test_memory import list_overloads
 from trainer.graph.build import check_passes
 from trainer.graph.counting import count_training_cost
 from trainer.graph.export import TraceError
-from trainer.graph.files import parse_files
+from trainer.graph.files import GraphError
 from trainer.graph.model import build_model_without_data
-from trainer.graph.operator_functions import find_operator, find_schema
-from trainer.graph.operators import UNCHECKED_ARGUMENTS, is_allowed, strip_variant
-from trainer.graph.schema import GraphError
+from trainer.graph.operators import UNCHECKED_ARGUMENTS, find_operator, find_schema, is_allowed, strip_variant
+from trainer.graph.reading import parse_files
 from trainer.graph.trace import trace_architecture
 
 POSITIONS = re.compile(r"index|indices|offsets|sorter|repeats|target|batch_sizes|tensor_indices_or_sections")

@@ -28,7 +28,7 @@ def compile_blocks(model: GraphModel) -> list[int]:
         compiled.append(len(module.graph.nodes))
         return module.forward
 
-    for block in split_blocks(model.traced_passes[True].features.module):
+    for block in split_blocks(model.training_passes.features.module):
         block.compile(dynamic=False, fullgraph=True, backend=count)
     return compiled
 
@@ -39,7 +39,7 @@ def compile_blocks(model: GraphModel) -> list[int]:
 def test_split_blocks_compute_the_same_and_equal_ones_compile_once(name: str, depth: int, different: int) -> None:
     """Two kinds differ: the first reads only the embeddings. Each second block of gpt also has value embeddings."""
     model = build_pair(name, depth=depth).graph
-    module = model.traced_passes[True].features.module
+    module = model.training_passes.features.module
     calls = count_calls(module.graph, module)
     inputs, targets = sample_rows()
     parameters = list(model.parameters())

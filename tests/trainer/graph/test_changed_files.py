@@ -12,10 +12,9 @@ import torch
 
 from benchmarks.cheats.base import Config, T, V, vary
 from trainer.graph.counting import count_training_cost
-from trainer.graph.files import parse_files
-from trainer.graph.model import build_model, build_model_without_data
-from trainer.graph.recipe import read_recipe
-from trainer.graph.schema import GraphError
+from trainer.graph.files import GraphError
+from trainer.graph.model import build_model, build_model_without_data, read_recipe
+from trainer.graph.reading import parse_files
 from trainer.graph.trace import trace_architecture
 
 REPLACEMENTS: tuple[Any, ...] = (

@@ -9,8 +9,9 @@ from torch import Tensor, nn
 from benchmarks.cheats.base import WIDTH, Config, Model, T, V, vary
 from benchmarks.cheats.judge import CASES, Judge, start_tracing
 from trainer.graph.counting import count_training_cost
-from trainer.graph.files import TracedArchitecture, parse_files
+from trainer.graph.files import TracedArchitecture
 from trainer.graph.model import build_model, build_model_without_data
+from trainer.graph.reading import parse_files
 from trainer.graph.trace import trace_architecture
 
 pytestmark = pytest.mark.slow  # traces over a hundred architectures

@@ -12,9 +12,17 @@ import pytest
 
 from benchmarks.cheats import forged_files
 from tests.support.traced_models import trace
-from trainer.graph.compression import count_compressed_bytes, iterate_lines
-from trainer.graph.files import TracedArchitecture, count_constant_bytes, parse_files
-from trainer.graph.schema import MAX_CONSTANT_BYTES, Graph, GraphError, Initialization
+from trainer.graph.files import (
+    MAX_CONSTANT_BYTES,
+    Graph,
+    GraphError,
+    Initialization,
+    TracedArchitecture,
+    count_compressed_bytes,
+    count_constant_bytes,
+    iterate_lines,
+)
+from trainer.graph.reading import parse_files
 
 SECRET = random.Random(0).randbytes(40_000)
 Table = dict[str, Any]

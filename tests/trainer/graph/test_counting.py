@@ -18,13 +18,12 @@ from benchmarks.cheats import forged_files
 from tests.support.traced_models import T, V, build_config, trace
 from tests.trainer.graph.test_memory import iterate_calls, list_overloads
 from trainer.accounting.flops import count_flops
-from trainer.graph.cost_meter import CostMeter
 from trainer.graph.counting import TrainingCost, count_training_cost, list_chunk_positions
-from trainer.graph.files import parse_files
+from trainer.graph.files import Call, GraphError
+from trainer.graph.initialization import CostMeter
 from trainer.graph.model import build_model, build_model_without_data
-from trainer.graph.operator_functions import find_operator
-from trainer.graph.operators import COMPOSITES, FORMULAS, is_allowed, iterate_tensors, strip_variant
-from trainer.graph.schema import Call, GraphError
+from trainer.graph.operators import COMPOSITES, FORMULAS, find_operator, is_allowed, iterate_tensors, strip_variant
+from trainer.graph.reading import parse_files
 from trainer.graph.summary import describe_traced
 from trainer.models import ARCHITECTURES, load_architecture
 from trainer.models.base import Recipe, pad_vocabulary

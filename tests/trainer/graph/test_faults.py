@@ -21,11 +21,11 @@ from tests.support.waits import WAIT_SECONDS
 from trainer.checkpoint.store import get_checkpoint_path
 from trainer.cli.main import main as run_command
 from trainer.config.train_config import ConfigError
-from trainer.data.errors import DamagedDatasetError
 from trainer.distributed.devices import DeviceError
 from trainer.errors import (
     FAILURES,
     CompilationError,
+    DamagedDatasetError,
     DivergenceError,
     LookAheadError,
     ModelError,

@@ -12,14 +12,13 @@ import torch
 
 from benchmarks.cheats import forged_files
 from tests.support.traced_models import trace
-from trainer.graph import files as graph_files
+from trainer.graph import reading
 from trainer.graph.build import build_function
 from trainer.graph.checks import is_random
 from trainer.graph.counting import count_training_cost
-from trainer.graph.files import parse_files, read_traced
-from trainer.graph.model import build_model, build_model_without_data
-from trainer.graph.recipe import read_recipe
-from trainer.graph.schema import Call, Graph, GraphError
+from trainer.graph.files import Call, Graph, GraphError
+from trainer.graph.model import build_model, build_model_without_data, read_recipe
+from trainer.graph.reading import parse_files, read_traced
 from trainer.models import load_architecture
 from trainer.protocol import GRAPH_FILES
 
@@ -290,7 +289,7 @@ def test_parse_files_with_too_many_calls_in_all_graphs_raises(monkeypatch: pytes
         *(getattr(p, n) for p in (parsed.training, parsed.evaluation) for n in ("features", "logits")),
     ]
     largest = max(len(list(graph.iterate_calls())) for graph in graphs)
-    monkeypatch.setattr(graph_files, "MAX_NODES", largest + 1)
+    monkeypatch.setattr(reading, "MAX_NODES", largest + 1)
     with pytest.raises(GraphError, match="calls together"):
         parse_files(files)
 

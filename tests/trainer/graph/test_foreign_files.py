@@ -13,11 +13,10 @@ from benchmarks.cheats.base import Config, Files, T, V, vary
 from trainer.graph import foreign_files
 from trainer.graph.build import check_passes
 from trainer.graph.counting import count_training_cost
-from trainer.graph.files import TracedArchitecture, parse_files
+from trainer.graph.files import GraphError, TracedArchitecture
 from trainer.graph.foreign_files import check_foreign_files
-from trainer.graph.model import build_model_without_data
-from trainer.graph.recipe import read_recipe
-from trainer.graph.schema import GraphError
+from trainer.graph.model import build_model_without_data, read_recipe
+from trainer.graph.reading import parse_files
 from trainer.graph.summary import describe_traced
 from trainer.graph.trace import trace_architecture
 

@@ -14,9 +14,9 @@ from benchmarks.cheats import forged_files
 from benchmarks.cheats.base import WIDTH, Config, Model, T, V, vary
 from tests.support.traced_models import trace
 from trainer.graph import initialization as initialization_module
-from trainer.graph.files import TracedArchitecture, parse_files
+from trainer.graph.files import GraphError, TracedArchitecture
 from trainer.graph.initialization import compute_initial_tensors, count_charged_flops, count_initialization_cost
-from trainer.graph.schema import GraphError
+from trainer.graph.reading import parse_files
 from trainer.graph.summary import describe_traced
 from trainer.graph.trace import trace_architecture
 from trainer.models import ARCHITECTURES

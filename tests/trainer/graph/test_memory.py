@@ -12,9 +12,16 @@ import torch
 from torch import Tensor
 
 from trainer.graph.checks import check_graph, check_writes, find_aliased, find_written
-from trainer.graph.operator_functions import MODEL_PARTS, find_operator, find_schema
-from trainer.graph.operators import COMPOSITES, OPERATORS, RANDOM_OPERATORS, iterate_tensors
-from trainer.graph.schema import Call, Graph, GraphError, Input
+from trainer.graph.files import Call, Graph, GraphError, Input
+from trainer.graph.operators import (
+    COMPOSITES,
+    MODEL_PARTS,
+    OPERATORS,
+    RANDOM_OPERATORS,
+    find_operator,
+    find_schema,
+    iterate_tensors,
+)
 
 SAMPLES = (
     torch.eye(2) + 0.5,

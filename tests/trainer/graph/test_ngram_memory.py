@@ -12,15 +12,14 @@ from torch import Tensor
 
 from tests.support.traced_models import T, build_pair, sample_rows, trace
 from trainer.config.parsing import parse_config
-from trainer.config.resolve import resolve_config
+from trainer.config.train_config import resolve_config
 from trainer.graph.counting import count_training_cost
-from trainer.graph.files import TracedArchitecture, parse_files
-from trainer.graph.model import build_model, build_model_without_data
-from trainer.graph.operator_functions import NGRAM_MEMORY
-from trainer.graph.recipe import read_recipe
-from trainer.graph.schema import GraphError
+from trainer.graph.files import GraphError, TracedArchitecture
+from trainer.graph.model import build_model, build_model_without_data, read_recipe
+from trainer.graph.operators import NGRAM_MEMORY
+from trainer.graph.reading import parse_files
 from trainer.graph.summary import describe_traced
-from trainer.ops.ngram_memory import get_row_gradients
+from trainer.ops.devices import get_row_gradients
 from trainer.optim.optimizers import build_optimizers
 from trainer.optim.row_adagrad import RowAdagrad
 from trainer.smoke.traced_files import count_embedding_parameters

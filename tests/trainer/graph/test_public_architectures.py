@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from tests.support.architectures import PUBLIC_ARCHITECTURES, load_public_architecture
 from trainer.graph.counting import count_features, count_training_cost
-from trainer.graph.files import TracedArchitecture, parse_files
-from trainer.graph.model import GraphModel, build_model, build_model_without_data
-from trainer.graph.recipe import read_recipe
+from trainer.graph.files import TracedArchitecture
+from trainer.graph.model import GraphModel, build_model, build_model_without_data, read_recipe
+from trainer.graph.reading import parse_files
 from trainer.graph.trace import trace_architecture
 
 V, P = 96, 128  # tokens, and rows of an embedding or head

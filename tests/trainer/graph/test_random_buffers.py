@@ -13,8 +13,9 @@ from torch import Tensor
 from benchmarks.cheats.base import WIDTH, Config, Model, T, V, vary
 from trainer.checkpoint.graph_weights import load_graph_model
 from trainer.errors import UnusableCheckpointError
-from trainer.graph.files import TracedArchitecture, parse_files
+from trainer.graph.files import TracedArchitecture
 from trainer.graph.model import build_model
+from trainer.graph.reading import parse_files
 from trainer.graph.trace import trace_architecture
 
 WEIGHTS = "model.safetensors"

@@ -16,7 +16,7 @@ from trainer.cli.main import main
 from trainer.config.parsing import parse_config
 from trainer.train import main as train
 from trainer.train import run_training
-from trainer.training.interruption import StopRequest
+from trainer.training.run import StopRequest
 
 pytestmark = pytest.mark.processes
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from trainer.checkpoint.store import load_model, write_checkpoint
-from trainer.data.tokenizer import train_bpe
-from trainer.data.tokenizer_spec import load_tokenizer
+from trainer.data.tokenizer import load_tokenizer
+from trainer.data.tokenizer_training import train_bpe
 from trainer.graph.trace import trace_architecture
 from trainer.inference import generate
 from trainer.inference.sampling import complete_prompt

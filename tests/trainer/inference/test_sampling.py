@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from trainer.cli.main import main
-from trainer.data.tokenizer import Tokenizer, train_bpe
-from trainer.data.tokenizer_spec import load_tokenizer
+from trainer.data.tokenizer import Tokenizer, load_tokenizer
+from trainer.data.tokenizer_training import train_bpe
 from trainer.inference.sampling import Sampler, TextGenerator, complete_prompt, decode_stream, generate_tokens
 from trainer.models import ARCHITECTURES, load_architecture
 from trainer.models.base import LanguageModel

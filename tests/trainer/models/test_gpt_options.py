@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from tests.support.gpt_models import OPTIONS, SIZE, SWITCHES, T, V, build_random_model, sample_tokens
 from trainer.accounting import flops
 from trainer.models import gpt, smear
-from trainer.ops.ngram_memory import get_row_gradients
+from trainer.ops.devices import get_row_gradients
 from trainer.optim import optimizers
 
 

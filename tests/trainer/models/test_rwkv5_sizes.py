@@ -11,9 +11,8 @@ import pytest
 import torch
 
 from trainer.config.model_config import configure_model
-from trainer.config.resolve import resolve_config
-from trainer.config.train_config import TrainConfig
-from trainer.data.tokenizer import train_bpe
+from trainer.config.train_config import TrainConfig, resolve_config
+from trainer.data.tokenizer_training import train_bpe
 from trainer.models import PRESETS, load_architecture, rwkv5
 from trainer.optim import optimizers
 

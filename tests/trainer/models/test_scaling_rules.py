@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trainer.models.scaling import batch_tokens, weight_decay
+from trainer.models.base import batch_tokens, weight_decay
 
 
 def test_batch_tokens_grow_with_training_tokens() -> None:

@@ -12,13 +12,12 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from trainer.checkpoint.folders import get_checkpoint_step, list_checkpoints
+from trainer.checkpoint.files import get_checkpoint_step, list_checkpoints
 from trainer.checkpoint.store import find_latest_checkpoint, get_checkpoint_path, load_checkpoint_weights, read_run
 from trainer.checkpoint.store import load_model as load_run_model
 from trainer.models import ARCHITECTURES, load_architecture
 from trainer.models.base import LanguageModel
-from trainer.optim import lora
-from trainer.optim.lora_args import LoraArgs
+from trainer.optim import LoraArgs, lora
 
 Train = Callable[..., int]
 FLAGS = ("--lora.rank", "4", "--recipe.adapters.learning-rate", "0.01", "--budget", "10steps")

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from trainer.checkpoint.store import restore_checkpoint, write_checkpoint
 from trainer.models.base import ParameterGroup, Recipe
 from trainer.models.ngram_memory import NGramMemory
-from trainer.ops.ngram_memory import get_row_gradients, hash_ngrams
+from trainer.ops.devices import get_row_gradients
+from trainer.ops.ngram_memory import hash_ngrams
 from trainer.optim.optimizers import build_optimizers, set_skipped
 from trainer.optim.row_adagrad import RowAdagrad
 

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
-from trainer.distributed.sharding import get_full_optimizer_state, load_full_optimizer_state
+from trainer.distributed.devices import get_full_optimizer_state
+from trainer.distributed.sharding import load_full_optimizer_state
 from trainer.models.base import ParameterGroup, Recipe
 from trainer.optim.compiled_muon import CompiledMuon
 from trainer.optim.optimizers import CautiousDecay, build_group_settings, build_optimizers

@@ -11,7 +11,7 @@ from pydantic import Field, ValidationError
 
 from tests.trainer.protocol.test_message_schemas import MESSAGES, build_schema
 from trainer import protocol
-from trainer.protocol.bounds import MAX_VALUES, check_json_size
+from trainer.protocol.version import MAX_VALUES, check_json_size
 
 UNLIMITED_REPEAT = re.compile(r"(?<!\\)[*+]|\{\d+,\}")
 

@@ -90,7 +90,7 @@ def test_message_schema_matches_pinned_bytes(key: str) -> None:
 
 
 def test_pinned_schemas_cover_every_public_message() -> None:
-    public = {value for value in vars(protocol).values() if isinstance(value, type)}
+    public = {value for name in protocol.__all__ if isinstance(value := getattr(protocol, name), type)}
     messages = {value for value in public if issubclass(value, protocol.Message)} - {protocol.Message}
     parts = {name for message in MESSAGES.values() for name in message.model_json_schema().get("$defs", {})}
     assert {message.__name__ for message in messages - set(MESSAGES.values())} <= parts

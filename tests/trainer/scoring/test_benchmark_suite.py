@@ -15,7 +15,7 @@ import torch
 from tests.support import peeking_model
 from tests.support.paths import DATA
 from tests.support.scored_runs import LENGTH, build_gpt, build_scorer, words, write_run
-from trainer.data.tokenizer_spec import load_tokenizer
+from trainer.data.tokenizer import load_tokenizer
 from trainer.scoring import benchmark_suite, benchmark_tasks, items
 from trainer.scoring.core_tasks import SAMPLE_NAMES
 from trainer.scoring.lm_eval_model import LmEvalModel

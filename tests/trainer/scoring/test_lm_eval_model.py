@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.support.scored_runs import build_gpt, build_scorer, words, write_run
-from trainer.data.tokenizer_spec import load_tokenizer
+from trainer.data.tokenizer import load_tokenizer
 from trainer.models import litgpt
 from trainer.scoring.lm_eval_model import LmEvalModel
 from trainer.scoring.model_scorer import TargetScores

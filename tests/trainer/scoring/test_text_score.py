@@ -18,9 +18,9 @@ from tests.support.scored_runs import build_scorer, make_texts, score_tokens
 from tests.support.tiny import TINY
 from trainer.cli.main import main
 from trainer.graph.build import translate
-from trainer.graph.files import read_traced
+from trainer.graph.files import Call
 from trainer.graph.model import build_model
-from trainer.graph.schema import Call
+from trainer.graph.reading import read_traced
 from trainer.graph.trace import trace_architecture
 from trainer.models.base import LanguageModel
 from trainer.scoring.heldout_text import EncodedDocument
@@ -94,7 +94,7 @@ def test_graph_that_writes_to_its_tokens_changes_no_other_pass(honest: TextScore
         Call("aten::fill_.Scalar", (f"%{number}", 1)),
     )
     # `translate` leaves the checks of a graph out, which refuse such writes.
-    model.traced_passes[False].features = translate(dataclasses.replace(graph, calls=(*graph.calls, *writes)))
+    model.evaluation_passes.features = translate(dataclasses.replace(graph, calls=(*graph.calls, *writes)))
     found = score_tokens(build_scorer(model, T), make_texts(V))
     assert found.bits == honest.bits
     assert found.correction == honest.correction

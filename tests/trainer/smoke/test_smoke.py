@@ -22,7 +22,7 @@ from trainer.cli.main import main
 from trainer.cli.smoke import Findings
 from trainer.data.dataset import Dataset
 from trainer.errors import ExitCode, ModelError, UserError
-from trainer.graph.files import read_traced
+from trainer.graph.reading import read_traced
 from trainer.models import ARCHITECTURES, load_architecture
 from trainer.protocol import GRAPH_FILES, SmokeResult
 from trainer.sandbox import get_driver

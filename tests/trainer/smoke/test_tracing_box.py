@@ -33,7 +33,7 @@ def connect():
     return socket.create_connection(("127.0.0.1", int(port)), timeout=5)
 
 found = {name: attempt(lambda: importlib.import_module(name)) for name in (
-    "trainer.data", "trainer.data.corpora", "trainer.data.dataset", "trainer.scoring", "trainer.graph.schema",
+    "trainer.data", "trainer.data.corpora", "trainer.data.dataset", "trainer.scoring", "trainer.graph.files",
     "trainer.node", "pydoc_data.topics")}
 for place in sources.split(":"):
     found[place] = attempt(lambda: sorted(os.listdir(place + "/trainer")))
@@ -78,7 +78,7 @@ def found(source: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, A
 
 @pytest.mark.parametrize("name", ["trainer.data", "trainer.data.corpora", "trainer.data.dataset"])
 def test_constructor_that_imports_the_data_package_gets_nothing(found: dict[str, Any], name: str) -> None:
-    assert found["trainer.graph.schema"].startswith("<module"), "what tracing needs is there"
+    assert found["trainer.graph.files"].startswith("<module"), "what tracing needs is there"
     assert found[name] == "ModuleNotFoundError"
 
 

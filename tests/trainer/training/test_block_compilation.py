@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from trainer.config.parsing import parse_config
-from trainer.config.resolve import resolve_config
+from trainer.config.train_config import resolve_config
 from trainer.models import rwkv5
 from trainer.training import compilation
 from trainer.training.objective import Objective

@@ -21,7 +21,7 @@ from torch._functorch.aot_autograd import aot_module_simplified, make_boxed_func
 
 from tests.support.traced_models import build_pair, sample_rows
 from trainer.config.parsing import parse_config
-from trainer.config.resolve import resolve_config
+from trainer.config.train_config import resolve_config
 from trainer.errors import ExitCode
 from trainer.graph.tables import convert_tables_to_bf16, look_up
 from trainer.models import ARCHITECTURES

@@ -17,11 +17,11 @@ from torch._inductor.exc import InductorError
 from tests.support import failing_models
 from tests.support.metrics_lines import numbers
 from tests.support.tiny import TINY
-from trainer.checkpoint.folders import get_checkpoint_step
+from trainer.checkpoint.files import get_checkpoint_step
 from trainer.checkpoint.store import find_latest_checkpoint, get_checkpoint_path
 from trainer.data.dataset import Dataset
 from trainer.models import ARCHITECTURES
-from trainer.training import compilation, micro_batch, setup
+from trainer.training import compilation, loop
 
 Train = Callable[..., int]
 
@@ -139,7 +139,7 @@ def test_broken_compilation_is_the_models_if_it_fails_without(
         raise RuntimeError("the tensors do not fit")
 
     def backend(graph: object, inputs: object) -> NoReturn:
-        monkeypatch.setattr(micro_batch, "run_forward_backward", fail_eagerly)
+        monkeypatch.setattr(compilation, "run_forward_backward", fail_eagerly)
         fail_to_generate_code(graph, inputs)
 
     monkeypatch.setattr(compilation, "BACKEND", backend)
@@ -218,7 +218,7 @@ def test_value_error_of_setup_keeps_its_traceback(
     def break_inside(*arguments: object, **options: object) -> NoReturn:
         raise ValueError("an internal error, not the user's")
 
-    monkeypatch.setattr(setup, "prepare_objective", break_inside)
+    monkeypatch.setattr(loop, "prepare_objective", break_inside)
     assert train(tmp_path, "--budget", "2steps") == 1
     assert "Traceback" in capsys.readouterr().err
     assert json.loads((tmp_path / "failure.json").read_text())["cause"] == "infrastructure"
@@ -229,6 +229,6 @@ def test_dataset_verification_is_split_over_processes(
 ) -> None:
     shares = []
     monkeypatch.setattr(Dataset, "verify", lambda dataset, splits, rank=0, ranks=1: shares.append((rank, ranks)))
-    monkeypatch.setattr(setup, "build_fabric", lambda *arguments: SimpleNamespace(global_rank=1, world_size=2))
+    monkeypatch.setattr(loop, "build_fabric", lambda *arguments: SimpleNamespace(global_rank=1, world_size=2))
     assert train(tmp_path, "--budget", "2steps") == 1, "the stand-in for Fabric has no device"
     assert shares == [(1, 2)]

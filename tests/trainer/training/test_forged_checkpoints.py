@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from tests.support.tiny import TINY
-from trainer.checkpoint.folders import MANIFEST, list_checkpoints
+from trainer.checkpoint.files import MANIFEST, list_checkpoints
 from trainer.checkpoint.store import describe_file
 from trainer.protocol import Checkpoint
 from trainer.protocol.files import OPTIMIZER_FILE, STATE_FILE

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.support.tiny import TINY
-from trainer.checkpoint.folders import list_checkpoints
+from trainer.checkpoint.files import list_checkpoints
 from trainer.checkpoint.store import describe_file, find_latest_checkpoint, load_model
 from trainer.data.dataset import prepare_dataset
 from trainer.train import main

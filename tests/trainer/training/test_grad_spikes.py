@@ -11,7 +11,7 @@ import torch
 
 from trainer.errors import ModelError
 from trainer.training import loop
-from trainer.training.grad_spikes import MAX_IN_A_ROW, MIN_NORMS, SPIKE_FACTOR, GradientSpikeFilter
+from trainer.training.run import MAX_IN_A_ROW, MIN_NORMS, SPIKE_FACTOR, GradientSpikeFilter
 
 
 def build_filter(mode: str = "skip") -> GradientSpikeFilter:

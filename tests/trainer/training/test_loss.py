@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.support import traced_models
-from trainer.graph.files import parse_files
 from trainer.graph.model import build_model
+from trainer.graph.reading import parse_files
 from trainer.models.base import LanguageModel
 from trainer.ops import losses
 from trainer.ops.losses import MIN_CHUNK_POSITIONS, choose_chunk_positions, limit_chunk_positions

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainer.checkpoint.base_weights import find_base_checkpoint
+from trainer.checkpoint.files import load_weights
 from trainer.checkpoint.store import get_checkpoint_path, load_model, verify_checkpoint
-from trainer.checkpoint.weight_files import load_weights
 from trainer.protocol import Checkpoint
 from trainer.scoring.run_folder import RunFolder
 from trainer.training.loop import find_passed_milestone

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from trainer.train import main
-from trainer.training import setup
+from trainer.training import loop
 
 
 def test_run_without_fabric_prints_one_line(
@@ -24,8 +24,8 @@ def test_run_without_fabric_prints_one_line(
 def test_run_larger_than_free_memory_is_refused_before_it_is_built(
     dataset_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(setup, "get_free_memory_bytes", lambda: 24 * 10**9)
-    monkeypatch.setattr(setup, "build_model_source", lambda *arguments: pytest.fail("the model is built"))
+    monkeypatch.setattr(loop, "get_free_memory_bytes", lambda: 24 * 10**9)
+    monkeypatch.setattr(loop, "build_model_source", lambda *arguments: pytest.fail("the model is built"))
     flags = ["--dataset", str(dataset_folder), "--out", str(tmp_path), "--device", "cpu", "--budget", "2steps"]
     assert main([*flags, "--arch", "rwkv5-7b"]) == 2
     assert "take 116 GB on this machine, with 24 GB of free memory. Name a smaller size" in capsys.readouterr().err

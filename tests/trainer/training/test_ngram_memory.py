@@ -13,9 +13,9 @@ from safetensors.torch import load_file
 from tests.support.gpt_models import build_random_model
 from trainer.accounting.flops import count_parameters
 from trainer.checkpoint.store import get_checkpoint_path
-from trainer.distributed.strategies import compute_gradient_norm
+from trainer.distributed.devices import compute_gradient_norm
 from trainer.errors import ExitCode
-from trainer.training.micro_batch import list_densely_trained
+from trainer.optim.optimizers import list_densely_trained
 
 FLAGS = ("--budget", "8steps", "--checkpoint-every", "4steps", "--model.memory_rows", "200")
 

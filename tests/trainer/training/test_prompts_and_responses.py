@@ -17,12 +17,11 @@ from tests.support.tiny import TINY
 from trainer.checkpoint.store import find_latest_checkpoint, load_model
 from trainer.data.corpora import Document, open_corpus
 from trainer.data.dataset import Dataset, prepare_dataset
-from trainer.data.errors import CorpusError
-from trainer.data.loader import IGNORE_INDEX, iterate_in_order
-from trainer.data.prefetch import PACKINGS
+from trainer.data.loader import IGNORE_INDEX, PACKINGS, iterate_in_order, load_packing
 from trainer.data.shards import PROMPT_BIT
 from trainer.data.splits import cut_document
-from trainer.data.tokenizer_spec import load_tokenizer
+from trainer.data.tokenizer import load_tokenizer
+from trainer.errors import CorpusError
 from trainer.models import gpt
 from trainer.training.objective import Objective
 
@@ -106,7 +105,7 @@ def test_cut_pair_starts_with_prompt() -> None:
 
 @pytest.mark.parametrize("packing", PACKINGS)
 def test_prompt_targets_are_ignored_and_inputs_complete(dataset: Dataset, packing: str) -> None:
-    loader = PACKINGS[packing](dataset, "train", 8, 64, seed=3)
+    loader = load_packing(packing)(dataset, "train", 8, 64, seed=3)
     for _ in range(5):
         inputs, targets = loader.next_batch()
         assert int(inputs.min()) >= 0
@@ -128,7 +127,7 @@ def model() -> gpt.Model:
 
 
 def test_gradient_comes_from_responses_only(dataset: Dataset) -> None:
-    inputs, targets = PACKINGS["blocks"](dataset, "train", 4, 64, seed=1).next_batch()
+    inputs, targets = load_packing("blocks")(dataset, "train", 4, 64, seed=1).next_batch()
     ours, plain = model(), model()
     Objective(ours)(inputs, targets).backward()
     learned = targets != IGNORE_INDEX

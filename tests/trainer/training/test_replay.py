@@ -19,7 +19,7 @@ import torch
 from safetensors.torch import save_file
 
 from tests.support.tiny import TINY
-from trainer.checkpoint.folders import get_checkpoint_step, list_checkpoints
+from trainer.checkpoint.files import get_checkpoint_step, list_checkpoints
 from trainer.checkpoint.store import get_checkpoint_path
 from trainer.config.parsing import parse_config
 from trainer.optim import muon

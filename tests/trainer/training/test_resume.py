@@ -16,7 +16,7 @@ import pytest
 
 from tests.support.tiny import TINY
 from tests.support.waits import WAIT_SECONDS
-from trainer.checkpoint.folders import get_checkpoint_step, list_checkpoints
+from trainer.checkpoint.files import get_checkpoint_step, list_checkpoints
 from trainer.checkpoint.store import find_latest_checkpoint, get_checkpoint_path
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.usefixtures("forked_python")]

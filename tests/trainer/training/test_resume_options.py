@@ -20,9 +20,9 @@ from trainer.checkpoint.store import find_latest_checkpoint
 from trainer.config.train_config import ConfigError
 from trainer.models import ARCHITECTURES
 from trainer.optim import muon
-from trainer.training import compilation, micro_batch, precision, setup
-from trainer.training.identity import check_identity, describe_identity
-from trainer.training.random_state import seed_step
+from trainer.training import compilation, loop, precision
+from trainer.training.checkpointing import check_identity, describe_identity
+from trainer.training.model_sources import seed_step
 
 pytestmark = pytest.mark.processes
 
@@ -138,7 +138,7 @@ def test_resume_on_a_smaller_machine_takes_fewer_rows_at_the_same_price(
     flags = (*FLAGS, "--dataset", dataset_folder, "--budget", "2.3e8flops", "--train.micro-batch", "4")
     prices, rows = set(), []
     for fitting, stop_after in ((99, 2), (1, 2), (99, None)):
-        monkeypatch.setattr(micro_batch, "choose_cpu_micro_batch", lambda *arguments, fitting=fitting: fitting)
+        monkeypatch.setattr(loop, "choose_cpu_micro_batch", lambda *arguments, fitting=fitting: fitting)
         assert train(tmp_path, *flags, tiny=tiny, stop_after=stop_after) == (130 if stop_after else 0)
         run = json.loads((tmp_path / "run.json").read_text())
         prices.add(run["flops_per_token"])
@@ -154,11 +154,11 @@ def test_resume_on_a_smaller_machine_takes_fewer_rows_at_the_same_price(
 def test_search_reserves_what_optimizers_will_allocate_and_no_more_when_it_resumes() -> None:
     model = torch.nn.Linear(10, 10)
     optimizer = torch.optim.AdamW(model.parameters())
-    run: Any = SimpleNamespace(raw_model=model, optimizers=[optimizer])
-    assert micro_batch.count_missing_state_bytes(run) == 2 * 4 * 110
+    run: Any = SimpleNamespace(model=model, optimizers=[optimizer])
+    assert compilation.count_missing_state_bytes(run) == 2 * 4 * 110
     model(torch.ones(1, 10)).sum().backward()
     optimizer.step()
-    assert micro_batch.count_missing_state_bytes(run) == 0
+    assert compilation.count_missing_state_bytes(run) == 0
 
 
 def test_machine_fields_stay_with_run(dataset_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,7 +173,7 @@ def test_machine_fields_stay_with_run(dataset_folder: Path, tmp_path: Path, monk
 
 def test_thread_count_stays_with_run(dataset_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The last digits of results depend on it: a machine that is busy at the resume must not change them."""
-    monkeypatch.setattr(setup, "count_cores", lambda: 2)
+    monkeypatch.setattr(loop, "count_cores", lambda: 2)
     flags = (*FLAGS, "--dataset", dataset_folder, "--threads", "2")
     before = torch.get_num_threads()
     try:
@@ -193,7 +193,7 @@ def test_run_of_older_release_resumes(dataset_folder: Path, tmp_path: Path, monk
 
     flags = (*FLAGS, "--dataset", dataset_folder)
     with monkeypatch.context() as older:
-        older.setattr(setup, "describe_identity", drop_new_fields)
+        older.setattr(loop, "describe_identity", drop_new_fields)
         assert train(tmp_path, *flags, stop_after=3) == 130
     assert train(tmp_path, *flags) == 0
 

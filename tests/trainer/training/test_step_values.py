@@ -16,13 +16,12 @@ from safetensors.torch import load_file
 from torch import nn
 
 from tests.support.metrics_lines import lines, numbers
-from trainer.checkpoint.folders import list_checkpoints
-from trainer.distributed.strategies import compute_gradient_norm
+from trainer.checkpoint.files import list_checkpoints
+from trainer.distributed.devices import compute_gradient_norm
 from trainer.errors import GraphFaultError
 from trainer.ops.devices import DeferredRead
 from trainer.training import loop
-from trainer.training.grad_spikes import MIN_NORMS, GradientSpikeFilter
-from trainer.training.step_values import StepValues
+from trainer.training.run import MIN_NORMS, GradientSpikeFilter, StepValues
 
 Train = Callable[..., int]
 

@@ -13,10 +13,10 @@ from safetensors.torch import load_file
 
 from tests.support.metrics_lines import lines, numbers
 from trainer.accounting.training_size import compute_model_size
-from trainer.checkpoint.folders import list_checkpoints
+from trainer.checkpoint.files import list_checkpoints
 from trainer.checkpoint.graph_weights import load_graph_model
 from trainer.checkpoint.store import get_checkpoint_path
-from trainer.graph.files import read_traced
+from trainer.graph.reading import read_traced
 from trainer.scoring.compare_replay import ReplayComparison, compare_weights
 from trainer.training.replay import main as replay
 
@@ -87,7 +87,7 @@ def test_run_with_tables_in_bf16_learns_and_is_resumed_and_replayed_exactly(
 @pytest.mark.parametrize(("precision", "resolved"), [("fp32", "fp32"), ("bf16", "bf16")])
 def test_tables_are_in_bf16_only_beside_products_in_bf16(precision: str, resolved: str, tmp_path: Path) -> None:
     from trainer.config.parsing import parse_config
-    from trainer.config.resolve import resolve_config
+    from trainer.config.train_config import resolve_config
 
     config = parse_config(["--out", str(tmp_path), *FLAGS, *TABLES, "--train.precision", precision])
     assert resolve_config(config, "cpu").table_precision == resolved

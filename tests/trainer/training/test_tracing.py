@@ -18,8 +18,8 @@ from trainer.checkpoint.store import get_checkpoint_path
 from trainer.cli.main import main
 from trainer.graph import trace
 from trainer.graph.counting import TrainingCost, count_training_cost
-from trainer.graph.files import read_traced
 from trainer.graph.model import GraphModel
+from trainer.graph.reading import read_traced
 from trainer.models import ARCHITECTURES
 from trainer.scoring.compare_replay import compare_weights
 from trainer.training import model_sources, replay

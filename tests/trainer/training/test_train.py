@@ -14,7 +14,7 @@ import pytest
 
 from tests.support.metrics_lines import lines, numbers
 from tests.support.tiny import TINY
-from trainer.checkpoint.folders import list_checkpoints
+from trainer.checkpoint.files import list_checkpoints
 from trainer.checkpoint.store import find_latest_checkpoint
 from trainer.data.dataset import Dataset
 from trainer.models.gpt import Config, recipe

@@ -13,7 +13,7 @@ from trainer.cli import score
 from trainer.config.parsing import parse_config
 from trainer.errors import ExitCode
 from trainer.train import run_training
-from trainer.training.interruption import StopRequest
+from trainer.training.run import StopRequest
 from trainer.trials.trial_runner import TrialError, TrialModelError, TrialRunner
 
 

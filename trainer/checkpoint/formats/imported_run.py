@@ -15,10 +15,9 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from trainer.accounting.flops import count_parameters
-from trainer.checkpoint.environment import describe_environment
+from trainer.checkpoint.files import atomic_write_json
 from trainer.checkpoint.formats import FormatError
-from trainer.checkpoint.json_files import atomic_write_json
-from trainer.checkpoint.store import describe_file, get_checkpoint_path, write_checkpoint
+from trainer.checkpoint.store import describe_environment, describe_file, get_checkpoint_path, write_checkpoint
 from trainer.data.tokenizer import Tokenizer
 from trainer.models import load_architecture
 from trainer.models.base import LanguageModel

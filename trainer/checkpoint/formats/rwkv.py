@@ -14,8 +14,7 @@ from torch import Tensor
 from trainer.checkpoint.formats import FormatError
 from trainer.checkpoint.formats.imported_run import check_fit, check_is_new, read_tensors, write_imported_run
 from trainer.checkpoint.store import load_model, read_run
-from trainer.data.tokenizer import Tokenizer
-from trainer.data.tokenizer_spec import load_tokenizer
+from trainer.data.tokenizer import Tokenizer, load_tokenizer
 from trainer.errors import to_one_line
 from trainer.models import rwkv5
 

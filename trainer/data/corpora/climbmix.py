@@ -5,7 +5,7 @@ karpathy/climbmix-400b-shuffle: 6,543 files, the data of nanochat's record runs 
 
 from __future__ import annotations
 
-from trainer.data.corpora.document import CorpusInfo
+from trainer.data.corpora import CorpusInfo
 from trainer.data.corpora.hub import HubSource
 
 SOURCE = HubSource(

@@ -5,7 +5,7 @@ HuggingFaceFW/dclm_100BT: 100 files of the data of DataComp-LM (arXiv 2406.11794
 
 from __future__ import annotations
 
-from trainer.data.corpora.document import CorpusInfo
+from trainer.data.corpora import CorpusInfo
 from trainer.data.corpora.hub import HubSource
 
 SOURCE = HubSource(

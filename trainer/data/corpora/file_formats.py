@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from trainer.data.corpora.document import Document
-from trainer.data.errors import CorpusError
+from trainer.data.corpora import Document
+from trainer.errors import CorpusError
 
 # A larger text is cut at line ends into documents of about this size, so that memory stays bounded.
 LARGEST_DOCUMENT = 16 << 20  # bytes

@@ -17,9 +17,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from trainer.data.corpora.document import Corpus, CorpusInfo, Document
+from trainer.data.corpora import Corpus, CorpusInfo, Document
 from trainer.data.corpora.file_formats import LINES_NAMES, TEXT_NAMES, read_documents, strip_compression
-from trainer.data.errors import CorpusError
+from trainer.errors import CorpusError
 from trainer.protocol.files import hash_file
 
 # Applies to folders, which contain other files, too. A glob or a name takes any file.

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from trainer.data.corpora.document import CorpusInfo
+from trainer.data.corpora import CorpusInfo
 from trainer.data.corpora.hub import HubSource
 
 

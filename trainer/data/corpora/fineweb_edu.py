@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from trainer.data.corpora.document import CorpusInfo
+from trainer.data.corpora import CorpusInfo
 from trainer.data.corpora.hub import HubSource
 
 SOURCE = HubSource(

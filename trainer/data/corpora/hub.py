@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from trainer.data.corpora.document import Corpus, Document
-from trainer.data.errors import CorpusError, describe_exception
+from trainer.data.corpora import Corpus, Document
+from trainer.errors import CorpusError, describe_exception
 
 TIMEOUT = 20  # seconds for the first response of the Hub
 

@@ -8,11 +8,12 @@ Version 2 (https://docs.python.org/3.11/license.html); nothing but the division 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
-from trainer.data.corpora import files
-from trainer.data.corpora.document import Corpus, CorpusInfo
-from trainer.data.errors import CorpusError
+from trainer.data.corpora import Corpus, CorpusInfo, Document
+from trainer.errors import CorpusError
+from trainer.protocol.files import hash_file
 
 FILE = Path(__file__).with_name("python_docs.jsonl.xz")
 
@@ -22,4 +23,10 @@ INFO = CorpusInfo(license="PSF-2.0", size="4.5 MB of text", source="this package
 def build_corpus(argument: str) -> Corpus:
     if argument:
         raise CorpusError(f"python-docs takes no argument, but {argument!r} was given")
-    return files.build_corpus(str(FILE))
+    return Corpus(lambda: {"files": [[FILE.name, hash_file(FILE)]]}, iterate_documents)
+
+
+def iterate_documents() -> Iterator[Document]:
+    from trainer.data.corpora.file_formats import read_documents
+
+    return read_documents(FILE.name, FILE)

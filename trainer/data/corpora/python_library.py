@@ -23,8 +23,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from trainer.data.corpora.document import Corpus, CorpusInfo, Document
-from trainer.data.errors import CorpusError
+from trainer.data.corpora import Corpus, CorpusInfo, Document
+from trainer.errors import CorpusError
 
 # Not in every installation: packaged separately by distributions, or for one system only.
 PACKAGED_SEPARATELY = {"distutils", "ensurepip", "idlelib", "lib2to3", "tkinter", "turtle", "turtledemo", "venv"}

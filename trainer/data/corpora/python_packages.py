@@ -15,8 +15,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from trainer.data.corpora.document import Corpus, CorpusInfo, Document
-from trainer.data.errors import CorpusError
+from trainer.data.corpora import Corpus, CorpusInfo, Document
+from trainer.errors import CorpusError
 
 PACKAGES = {"networkx": "3.6.1", "sympy": "1.14.0"}  # as in the group dev of pyproject.toml
 SHA256 = "ece55cc9ba13e15916a1e1eb935cb1817d6843fb51fa288a81e4a4864a69cd2a"

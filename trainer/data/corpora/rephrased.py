@@ -16,8 +16,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from trainer.data.corpora.document import Corpus, CorpusInfo, Document
-from trainer.data.errors import CorpusError, describe_exception
+from trainer.data.corpora import Corpus, CorpusInfo, Document
+from trainer.errors import CorpusError, describe_exception
 from trainer.protocol.files import hash_file
 
 SPEC = re.compile(r"(?P<place>.+)@(?P<hash>[0-9a-f]{64})(?P<sources>\+sources)?")

@@ -16,8 +16,8 @@ from functools import partial
 from typing import Any
 from urllib.parse import quote
 
-from trainer.data.corpora.document import Corpus, CorpusInfo, Document
-from trainer.data.errors import CorpusError, describe_exception
+from trainer.data.corpora import Corpus, CorpusInfo, Document
+from trainer.errors import CorpusError, describe_exception
 
 REPOSITORY = "cerebras/SlimPajama-627B"
 REVISION = "2d0accdd58c5d5511943ca1f5ff0e3eb5e293543"

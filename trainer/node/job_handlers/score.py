@@ -18,7 +18,7 @@ from trainer.node.job import Job
 from trainer.node.outcome import JobFailedError, JobOutcome, explain_failure
 from trainer.protocol import FileRef, ScoreOrder
 from trainer.protocol.files import OPTIMIZER_FILE, build_checkpoint_path
-from trainer.sandbox import Mount, SandboxSpec, get_driver
+from trainer.sandbox import Mount, SandboxProcess, SandboxSpec, get_driver
 from trainer.sandbox.safe_files import parse_json_object, parse_relative_path, sanitize_line
 
 TOKENIZER_FILE = "tokenizer.json"
@@ -68,12 +68,18 @@ def score_trusted_code(job: Job, order: ScoreOrder, command: list[str]) -> JobOu
     output = job.workspace.scratch / "output.json"
     spec = build_trusted_spec(job, command + build_trusted_flags(job, order), job.limits)
     process = job.run_process(get_driver("none"), spec, output=output)
-    result = read_output(output)
+    return read_outcome(process, read_output(output), is_graph=order.graph is not None, last_line=read_last_line(job))
+
+
+def read_outcome(
+    process: SandboxProcess, result: dict[str, Any] | None, is_graph: bool, last_line: str = ""
+) -> JobOutcome:
+    """Return the outcome. `is_graph`: no code of the entry ran; `last_line`: that the processes have written."""
     if process.limit_error is None and process.poll() == ExitCode.OK and result is not None:
         return JobOutcome("done", result=result, files=FILES)
     report = result or {}
-    report = {"reason": report.get("failed") or read_last_line(job), "fault": report.get("fault")}
-    raise explain_failure(process, "The scoring", order.graph is not None, report)
+    report = {"reason": report.get("failed") or last_line, "fault": report.get("fault")}
+    raise explain_failure(process, "The scoring", is_graph, report)
 
 
 def build_trusted_flags(job: Job, order: ScoreOrder) -> list[str]:

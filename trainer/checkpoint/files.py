@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -10,10 +11,30 @@ from typing import TYPE_CHECKING, Any
 
 from safetensors import safe_open
 
-from trainer.protocol.files import SHARD_NAME, WEIGHTS_FILE, WEIGHTS_INDEX
+from trainer.protocol.files import CHECKPOINTS_FOLDER, SHARD_NAME, WEIGHTS_FILE, WEIGHTS_INDEX
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
+
+
+# --- folders of checkpoints -------------------------------------------------------------------------------------------
+# The folders of a run's checkpoints, by step. No torch and no code of architectures: the scorer imports it.
+
+
+MANIFEST = "manifest.json"
+NAME_PATTERN = re.compile(r"step-(\d{8,})")
+
+
+def list_checkpoints(run_folder: Path) -> list[Path]:
+    """Return the run's complete checkpoints, oldest first."""
+    folders = (run_folder / CHECKPOINTS_FOLDER).glob("step-*")
+    complete = (f for f in folders if NAME_PATTERN.fullmatch(f.name) and (f / MANIFEST).is_file())
+    return sorted(complete, key=get_checkpoint_step)
+
+
+def get_checkpoint_step(folder: Path) -> int:
+    return int(folder.name.removeprefix("step-"))
+
 
 SHARD_BYTES = 4 * 10**9
 
@@ -79,3 +100,13 @@ def load_weights_into(model: nn.Module, path: Path) -> None:
     filled = {id(state[name]) for name in loaded}
     if missing := [name for name, tensor in state.items() if id(tensor) not in filled]:
         raise RuntimeError(f"the file has no {missing[0]}")
+
+
+# --- JSON files -------------------------------------------------------------------------------------------------------
+
+
+def atomic_write_json(file: Path, content: dict[str, Any]) -> None:
+    """Write to a temporary file and rename it, so that a reader finds either the old content or the new."""
+    temporary = file.with_name(f".{file.name}.partial")
+    temporary.write_text(json.dumps(content, indent=1))
+    temporary.replace(file)
