@@ -8,13 +8,10 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
-
-if TYPE_CHECKING:
-    from trainer.ops.ngram_memory import RowGradients
 
 FP8_CAPABILITY = (8, 9)  # Ada, Hopper and newer
 
@@ -142,6 +139,6 @@ def raise_recompile_limit(limit: int) -> None:
     torch._dynamo.config.recompile_limit = max(limit, torch._dynamo.config.recompile_limit)
 
 
-def get_row_gradients(parameter: Tensor) -> RowGradients | None:
-    """Return where the gradient of a table of n-grams is, None for other parameters."""
+def get_row_gradients(parameter: Tensor) -> Any:
+    """Return where the gradient of a table of n-grams is (`ngram_memory.RowGradients`), None for other parameters."""
     return getattr(parameter, "row_gradients", None)

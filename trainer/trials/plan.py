@@ -183,7 +183,7 @@ def list_shared_sources() -> list[Path]:
     architectures extend."""
     root = Path(trainer.__file__).parent
     files = [file for package in SHARED_PACKAGES for file in (root / package).rglob("*.py")]
-    models = [root / "models" / name for name in ("base.py", "scaling.py")]
+    models = [root / "models" / name for name in ("base.py", "ngram_memory.py")]
     return [*files, root / "train.py", *models, find_source(BASELINE)]
 
 

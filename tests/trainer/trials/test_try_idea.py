@@ -79,7 +79,7 @@ def test_shared_sources_include_training_and_optimizer() -> None:
         "optim/muon.py",
         "data/loader.py",
         "models/base.py",
-        "models/scaling.py",
+        "models/ngram_memory.py",
         "trainer/train.py",
     } <= names
 

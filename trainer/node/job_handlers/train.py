@@ -20,7 +20,7 @@ from trainer.node.datasets import (
 )
 from trainer.node.job import Job, Phase
 from trainer.node.outcome import JobFailedError, JobInterruptedError, JobOutcome, read_outcome
-from trainer.node.senders import MetricsSender
+from trainer.node.senders import METRICS_FILE, MetricsSender
 from trainer.node.stop_signal import StopLevel
 from trainer.protocol import BaseWeights, Checkpoint, GraphFiles, ProbeReading, ProbeResults, ProbeSpec, TrainOrder
 from trainer.protocol.files import OPTIMIZER_FILE, build_checkpoint_path
@@ -54,7 +54,7 @@ def run_training(job: Job) -> JobOutcome:
     before = run_probe(job, order.probe, "preparing") if order.probe else None
     senders = (MetricsSender(job), CheckpointSender(job, last_step, order.upload_seconds))
     spec = build_spec(job, dataset, config["devices"])
-    progress = out / senders.METRICS_FILE if order.graph else None  # an entry's Python could write what it likes
+    progress = out / METRICS_FILE if order.graph else None  # an entry's Python could write what it likes
     process = job.run_process(job.context.sandbox, spec, senders, progress=progress)
     outcome = describe_training(process, out, is_graph=order.graph is not None)
     if outcome.outcome != "done":
