@@ -34,7 +34,7 @@ class Migration(migrations.Migration):
         migrations.AddField(
             model_name="season",
             name="test_secret",
-            field=models.CharField(blank=True, default="", max_length=64),
+            field=models.CharField(blank=True, db_default="", default="", max_length=64),
             preserve_default=False,
         ),
         migrations.AlterField(
@@ -42,6 +42,7 @@ class Migration(migrations.Migration):
             name="test_secret",
             field=models.CharField(
                 blank=True,
+                db_default="",
                 default=leaderboard.models.seasons.draw_secret,
                 editable=False,
                 help_text="Draws the scored sample from the test split. Empty: a season of before, whose order is "

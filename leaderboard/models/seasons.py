@@ -97,6 +97,7 @@ class Season(models.Model):
         max_length=64,
         blank=True,
         default=draw_secret,
+        db_default="",
         editable=False,
         help_text="Draws the scored sample from the test split. Empty: a season of before, whose order is public.",
     )

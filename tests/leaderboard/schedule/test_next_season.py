@@ -10,6 +10,7 @@ from django.core.exceptions import ValidationError
 from django.core.management import CommandError, call_command
 from django.test import Client
 
+from leaderboard import runs
 from leaderboard.models import Entry, Run, Season, SeasonFile, Track
 from leaderboard.schedule import next_season
 from leaderboard.submissions import intake
@@ -55,7 +56,9 @@ def test_next_season_continues_tracks_and_starts_ladder_of_newest_main(
     track.save()
     main_repository.commit("Faster", {"trainer/models/gpt.py": "x = 1\n"})
     newest = submit_main(main_repository, track)
-    finish_run(scene.create_run(newest, state=Run.State.QUEUED), node)
+    trained = runs.make_run(newest, track)
+    runs.queue_run(trained)
+    finish_run(trained, node)
     main_repository.commit("Not trained yet", {"trainer/models/gpt.py": "x = 2\n"})
     submit_main(main_repository, track)
     first_season_runs = set(Run.objects.values_list("pk", "season"))
