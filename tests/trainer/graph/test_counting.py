@@ -235,6 +235,9 @@ def test_operators_cost_at_least_one_for_each_element_written() -> None:
 
 CALLS: dict[str, Callable[[Callable[..., Tensor]], Any]] = {
     "dailytrain::rotate": lambda x: find_operator("dailytrain::rotate")(x(1, 2, 3, 4), x(2, 1, 4), x(2, 1, 2)),
+    "dailytrain::recurrence": lambda x: find_operator("dailytrain::recurrence")(
+        *(x(1, 2, 3, 4) for _ in range(3)), x(2, 4), x(2, 4), x(1, 2, 4, 4)
+    ),
     "aten::addbmm": lambda x: torch.addbmm(x(3, 5), x(2, 3, 4), x(2, 4, 5)),
     "aten::addmv": lambda x: torch.addmv(x(3), x(3, 4), x(4)),
     "aten::avg_pool1d": lambda x: F.avg_pool1d(x(2, 3, 8), 2),
