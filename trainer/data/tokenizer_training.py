@@ -46,7 +46,8 @@ def run_interruptibly(work: Callable[[], None]) -> None:
 
     thread = threading.Thread(target=run, daemon=True)  # it ends with the process
     thread.start()
-    thread.join()
+    while thread.is_alive():
+        thread.join(0.5)  # a signal that comes just before the wait does not end it
     if errors:
         raise errors[0]
 
