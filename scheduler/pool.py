@@ -20,6 +20,8 @@ OFFLINE_EVENT = "offline"
 """Message of the event that a node is offline."""
 LAST_SEEN_INTERVAL = timedelta(seconds=30)
 """Minimum time between two updates of a node's `last_seen`."""
+MEASURED_EACH_TIME = {"disk_free_bytes", "network_bytes_per_second"}
+"""Facts of a node's hardware that differ from poll to poll."""
 HEALTH_WARNINGS = {
     "throttled": "A GPU of {name} is slowed down by heat or by its power supply.",
     "idle_gpu": "A job runs on {name}, and its GPU has had nothing to do for minutes.",
@@ -42,17 +44,19 @@ def record_poll(
 ) -> None:
     """Record the hardware and health of a polling node, and that it is there.
 
-    The row is written when labels or slots change, and at most once in `LAST_SEEN_INTERVAL` otherwise.
+    The row is written when hardware, labels or slots change, and at most once in `LAST_SEEN_INTERVAL` otherwise.
     """
-    now = timezone.now()
+    now, facts = timezone.now(), hardware.model_dump(mode="json")
     is_stale = node.last_seen is None or now - node.last_seen > LAST_SEEN_INTERVAL
     slots = slots_requested or node.slots
     # Labels that the agent no longer detects go, except the owner's.
     undetected = set(node.hardware.get("found_labels") or ()) - set(node.owner_labels)
     labels = sorted((set(node.labels) - undetected) | set(hardware.found_labels) | set(node.owner_labels))
-    is_redivided = (labels, slots) != (node.labels, node.slots)
-    node.hardware, node.labels, node.slots, node.last_seen = hardware.model_dump(mode="json"), labels, slots, now
-    if is_stale or is_redivided:
+    has_changed = (labels, slots) != (node.labels, node.slots) or any(
+        node.hardware.get(name) != value for name, value in facts.items() if name not in MEASURED_EACH_TIME
+    )
+    node.hardware, node.labels, node.slots, node.last_seen = facts, labels, slots, now
+    if is_stale or has_changed:
         record_health(node, health)
         changed = {name: getattr(node, name) for name in ("last_seen", "hardware", "health", "labels", "slots")}
         Node.objects.filter(pk=node.pk).update(**changed)

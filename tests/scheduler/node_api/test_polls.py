@@ -61,6 +61,13 @@ def test_poll_after_the_interval_updates_hardware_health_and_time(agent: Agent) 
     assert node.health["temperature_celsius"] == 61
 
 
+def test_poll_of_a_restarted_agent_within_the_interval_updates_its_installation(agent: Agent) -> None:
+    """The result of its self-test is kept for the installation in the row."""
+    for installation in ("before", "after"):
+        agent.request_action(hardware=HARDWARE.model_copy(update={"installation": installation}))
+        assert Node.objects.get().hardware["installation"] == installation
+
+
 def test_claim_skips_group_emptied_by_others(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
     create_job(author="ada", priority=Job.Priority.NIGHTLY)
     create_job(author="bob")
