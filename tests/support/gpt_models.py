@@ -23,7 +23,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "one block": {"depth": 1},
     "memory": {"memory_rows": 40},
     "memory of documents": {"memory_rows": 40, "memory_orders": "1,3", "document_mask": True},
-    "memory in slices": {"memory_rows": 40, "memory_width": 6, "memory_blocks": "0,3"},
+    "memory in slices": {"memory_rows": 40, "memory_width": 6, "memory_blocks": "0,1"},
     "positions of nanochat": {"rope_base": 100_000.0},
 }
 

@@ -80,7 +80,8 @@ def test_sharded_weights_are_downloadable_by_file(client: Client, finished_run: 
     finished_run.checkpoint.manifest["files"] = [file.model_dump() for file in files]
     finished_run.checkpoint.save()
     finished_run.checkpoint.blobs.set(blobs)
-    contents = {file.path: read_content(client.get(file.url)) for file in weights.list_weight_files(finished_run)}
+    paths = [path for path, _ in weights.find_weight_blobs(finished_run, "final")]
+    contents = {path: read_content(client.get(f"/runs/{finished_run.pk}/weights/final/{path}")) for path in paths}
     assert {name: contents[f"{STEP}/{name}"] for name in names} == {name: name.encode() for name in names}
     page = client.get(f"/runs/{finished_run.pk}/").content.decode()
     assert all(f'href="/runs/{finished_run.pk}/weights/final/{STEP}/{name}"' in page for name in names)

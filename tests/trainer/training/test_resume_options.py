@@ -154,7 +154,10 @@ def test_resume_on_a_smaller_machine_takes_fewer_rows_at_the_same_price(
 def test_search_reserves_what_optimizers_will_allocate_and_no_more_when_it_resumes() -> None:
     model = torch.nn.Linear(10, 10)
     optimizer = torch.optim.AdamW(model.parameters())
-    run: Any = SimpleNamespace(model=model, optimizers=[optimizer])
+    resolved = SimpleNamespace(rows_per_device=1, sequence_length=1)
+    run: Any = SimpleNamespace(
+        model=model, optimizers=[optimizer], resolved=resolved, objective=SimpleNamespace(memories=[])
+    )
     assert compilation.count_missing_state_bytes(run) == 2 * 4 * 110
     model(torch.ones(1, 10)).sum().backward()
     optimizer.step()
