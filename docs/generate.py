@@ -9,8 +9,12 @@ from __future__ import annotations
 import ast
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from django.db.models import TextChoices
 
 ROOT = Path(__file__).resolve().parents[1]
 REFERENCE = ROOT / "docs" / "reference"
@@ -121,8 +125,12 @@ def build_endpoints_page() -> str:
 
 
 def build_run_states_page() -> str:
-    """Return the table of a run's events, from its state machine."""
+    """Return the tables of the events of runs, jobs, leases and trust, from their state machines."""
+    set_up_django()
+    from leaderboard.rankings.trust import TRUST_TRANSITIONS
     from leaderboard.run_states import TRANSITIONS, WHAT_JOBS_DO
+    from scheduler.leases import LEASE_ENDS
+    from scheduler.transitions import JOB_TRANSITIONS
 
     page = """# States of a run
 
@@ -138,9 +146,39 @@ changes nothing. A run and its jobs change together (`leaderboard/run_states.py`
         jobs = WHAT_JOBS_DO[step.change_jobs] or (
             f"a {step.new_job.replace('_', ' ')} is queued" if step.new_job else ""
         )
-        cells = (event.value, event.label, ", ".join(state.value for state in step.since), step.to.value, jobs)
-        page += f"|{'|'.join(cells)}|\n"
+        page += build_event_row(event, step.since, step.to, jobs)
+    page += EVENT_TABLE.format("States of a job", "One node does a job at a time (`scheduler/transitions.py`).")
+    for job_event, job_step in JOB_TRANSITIONS.items():
+        page += build_event_row(job_event, job_step.since, job_step.to)
+    page += """
+## Ends of a lease
+
+The node that does a job holds its lease, active until it ends once (`scheduler/leases.py`).
+
+|what the node reports|to|
+|---|---|
+"""
+    for outcome, state in LEASE_ENDS.items():
+        page += f"|{outcome or 'nothing, until the lease expires'}|{state.value}|\n"
+    page += EVENT_TABLE.format("Trust in a run", "It is apart from the state (`leaderboard/rankings/trust.py`).")
+    for trust_event, (since, to) in TRUST_TRANSITIONS.items():
+        page += build_event_row(trust_event, since, to)
     return page
+
+
+EVENT_TABLE = """
+## {}
+
+{}
+
+|event|when|from|to|
+|---|---|---|---|
+"""
+
+
+def build_event_row(event: TextChoices, since: Iterable[TextChoices], to: TextChoices, *more: str) -> str:
+    cells = (event.value, event.label, ", ".join(state.value for state in since), to.value, *more)
+    return f"|{'|'.join(cells)}|\n"
 
 
 def build_faults_page() -> str:
