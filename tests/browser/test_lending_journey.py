@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import subprocess
 import sys
+import sysconfig
+import venv
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -27,18 +28,32 @@ from trainer.sandbox import get_driver
 pytestmark = [pytest.mark.processes, pytest.mark.browser, pytest.mark.django_db(transaction=True)]
 
 
+def create_environment(folder: Path) -> Path:
+    """Return the Python of a new environment that sees the dependencies installed here, but not this checkout."""
+    venv.create(folder)
+    packages = next(folder.glob("lib/python3*/site-packages"))
+    # Python reads no .pth file of a folder that a .pth file names, so the editable installation stays out of sight.
+    (packages / "dependencies.pth").write_text(sysconfig.get_paths()["purelib"])
+    return folder / "bin" / "python"
+
+
 @pytest.fixture
 def start_agent(tmp_path: Path) -> Iterator[Callable[[str], subprocess.Popen[bytes]]]:
-    """Return a function that starts the agent by the command of the page, from this checkout."""
+    """Return a function that does what the command of the page does: installs the wheel and starts the agent."""
     if (reason := get_driver("bubblewrap").find_problem()) is not None:
         pytest.skip(reason)
     started: list[subprocess.Popen[bytes]] = []
 
     def start(line: str) -> subprocess.Popen[bytes]:
         words = shlex.split(line)
-        command = [sys.executable, "-m", "trainer.cli", *words[words.index("node") :], "--home", str(tmp_path / "node")]
+        assert words[:3] == ["pipx", "run", "--spec"]
+        python, program = create_environment(tmp_path / "environment"), words.index("dailytrain")
+        install = [sys.executable, "-m", "pip", "--python", python, "install", "--no-index", words[3]]
+        installed = subprocess.run(install, capture_output=True, text=True, cwd=tmp_path)
+        assert installed.returncode == 0, installed.stdout + installed.stderr
+        command = [python.with_name(words[program]), *words[program + 1 :], "--home", tmp_path / "node"]
         with (tmp_path / "agent.log").open("wb") as log:
-            started.append(subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ}))
+            started.append(subprocess.Popen(command, stdout=log, stderr=log, cwd=tmp_path))
         return started[-1]
 
     yield start
@@ -57,7 +72,7 @@ def queue_run() -> Run:
     return run
 
 
-def test_sponsor_fills_form_runs_agent_and_gets_certificate(
+def test_sponsor_fills_form_runs_installed_agent_and_gets_certificate(
     open_page: Callable[..., Page],
     site_url: str,
     settings: Settings,
