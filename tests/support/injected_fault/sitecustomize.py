@@ -20,7 +20,7 @@ def fail() -> None:
     if FAULT == "cuda error":
         import torch
 
-        raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+        raise torch.AcceleratorError("CUDA error: uncorrectable ECC error encountered")
     if FAULT == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
 
