@@ -9,9 +9,10 @@ from datetime import UTC, datetime
 import pytest
 from playwright.sync_api import Page, expect
 
+from leaderboard import runs
 from leaderboard.models import Run
 from leaderboard.rankings.standings_store import recompute_standings
-from scheduler.models import Checkpoint, Event, Job
+from scheduler.models import Checkpoint, Event
 from tests.support import scene
 from tests.support.waits import wait_until
 
@@ -143,11 +144,10 @@ def test_lineage_chart_has_old_and_new_branch_and_step_back(open_page: Callable[
     """A run of RWKV-5.1 from step 400 of a run of 5.0 that was trained to step 520."""
     track = scene.create_track()
     old = {"config": {"model": {"version": 5.0}}}
-    eagle = scene.create_training_run(scene.create_entry(track, "Eagle", "rwkv5", **old), 520)
-    job = scene.create_job(eagle, state=Job.State.CANCELLED)
-    Run.objects.filter(pk=eagle.pk).update(state=Run.State.CANCELLED, job=job)
-    eagle.refresh_from_db()
-    left = Checkpoint.objects.create(job=job, step=400, manifest={"step": 400, "files": []})
+    eagle = scene.create_run(scene.create_entry(track, "Eagle", "rwkv5", **old))
+    scene.add_curve_points(eagle, 1, 520)
+    runs.cancel_run(eagle, "It goes on as 5.1.", "mara")
+    left = Checkpoint.objects.create(job=eagle.job, step=400, manifest={"step": 400, "files": []})
     after = {"config": {"from": {"versions": [5.0, 5.1]}}, "start_run": eagle, "start_checkpoint": left}
     gated = scene.create_entry(track, "Eagle, gated", "rwkv5", sha="c0ffee" + scene.SHA[6:])
     rewound = scene.create_training_run(gated, 150, **after)

@@ -28,7 +28,7 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 
 from tests.support import github_payloads as payloads
 from tests.support.github_payloads import new_id
-from tests.support.http_server import Handler, run_server
+from tests.support.http_server import Failure, Handler, build_header_names, run_server, take_failure
 from tests.support.waits import WAIT_SECONDS
 
 APP, SLUG, INSTALLATION, TOKEN = "4711", "daily-train", 31_000_000_123, "github_pat_of_mara"
@@ -61,19 +61,6 @@ class Repository:
     def list_comments_on(self, number: int) -> list[dict[str, Any]]:
         """Return the comments on a pull request, oldest first."""
         return [row for row in self.comments.values() if row["issue_url"].endswith(f"/issues/{number}")]
-
-
-@dataclass
-class Failure:
-    """The response to the next `times` requests that match."""
-
-    status: int
-    body: Any
-    times: int
-    headers: dict[str, str]
-    path: str
-    method: str
-    after: bool
 
 
 class GitHub:
@@ -207,26 +194,15 @@ class GitHub:
         body: Any = None,
         **headers: str,
     ) -> None:
-        """Make the next requests whose path matches fail. Underscores in header names become hyphens."""
-        response_headers = {name.replace("_", "-"): value for name, value in headers.items()}
+        """Make the next requests whose path matches fail."""
         if body is None:
             body = {"message": message, "documentation_url": "https://docs.github.com/rest"}
-        self.failures.append(Failure(status, body, times, response_headers, path, method, after))
+        self.failures.append(Failure(status, body, times, build_header_names(headers), path, method, after))
 
     def apply_secondary_limit(self, retry_after: int | None = 60, **request_filter: Any) -> None:
         message = "You have exceeded a secondary rate limit. Please wait a few minutes before you try again."
-        headers = {"Retry_After": str(retry_after)} if retry_after else {}
+        headers: dict[str, Any] = {"Retry_After": str(retry_after)} if retry_after else {}
         self.fail_requests(403, message, **request_filter, **headers)
-
-    def take_failure(self, method: str, path: str, *, after: bool) -> Failure | None:
-        """Return the failure that applies to this request and count it as used once."""
-        with self.lock:
-            for failure in self.failures:
-                matches = re.search(failure.path, path) and failure.method in ("", method) and failure.after == after
-                if failure.times and matches:
-                    failure.times -= 1
-                    return failure
-        return None
 
     def count_requests(self, method: str, path: str) -> int:
         """Return the number of successful requests whose path matches."""
@@ -294,10 +270,10 @@ class GitHubHandler(Handler):
         self.query = {name: values[-1] for name, values in parse_qs(parts.query).items()}
         self.response_headers: dict[str, str] = {}
         raw = self.read_body()
-        failure = self.github.take_failure(self.command, parts.path, after=False)
+        failure = take_failure(self.github.failures, self.command, parts.path)
         if failure is None:
             status, body = self.answer(parts.path, raw)
-            failure = self.github.take_failure(self.command, parts.path, after=True)
+            failure = take_failure(self.github.failures, self.command, parts.path, after=True)
         if failure is not None:
             status, body, self.response_headers = failure.status, failure.body, failure.headers
         content = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
@@ -444,8 +420,8 @@ def minimize_comment(request: GitHubHandler) -> Reply:
 def create_check(request: GitHubHandler, full_name: str) -> Reply:
     check_text("CheckRun", "name", request.body.get("name"), 255)
     assert re.fullmatch("[0-9a-f]{40}", request.body["head_sha"])
-    check = {"id": new_id(), "status": "queued", "conclusion": None, "external_id": "", "app": {"id": int(APP)}}
-    request.get_repository(full_name).checks[check["id"]] = check
+    check = {"id": (number := new_id()), "status": "queued", "external_id": "", "app": {"id": int(APP)}}
+    request.get_repository(full_name).checks[number] = check
     return 201, update_check_fields(check, request.body)
 
 
