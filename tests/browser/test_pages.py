@@ -29,8 +29,8 @@ MOST_SHIFT = 0.05
 
 
 def create_garage() -> tuple[User, list[str]]:
-    """Create a sponsor with a working and a draining node; return it and its pages."""
-    ada = User.objects.create_user("ada")
+    """Make the volunteer of the campaign a sponsor with a working and a draining node; return it and its pages."""
+    ada = User.objects.get(username="ada")  # of the campaign
     sponsor = Sponsor.objects.create(user=ada, name="Ada’s garage", link="https://example.org/ada")
     values = {"owner": ada, "trusted": False}
     gpu = {"gpus": ["NVIDIA GeForce RTX 3090"], "cpus": 16, "memory_bytes": 64 * 2**30, "sandboxes": ["bubblewrap"]}

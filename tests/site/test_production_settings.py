@@ -40,27 +40,26 @@ def manage(home: Path, variables: dict[str, str], *arguments: str) -> str:
     return done.stdout + done.stderr
 
 
-def test_check_with_production_settings_passes(variables: dict[str, str], tmp_path: Path) -> None:
-    assert "no issues" in manage(tmp_path, variables, "check", "--deploy", "--fail-level", "WARNING")
+def test_production_settings_pass_the_check_and_pool_connections(variables: dict[str, str], tmp_path: Path) -> None:
+    address = "postgres://train@db.example.org/train?sslmode=verify-full&sslrootcert=/etc/ca.pem"
+    variables |= {"DATABASE_URL": address, "DATABASE_POOL": "4"}
+    script = """
+from django.conf import settings
+from django.core.management import call_command
+from dailytrain.backup.database import build_environment
+call_command("check", deploy=True, fail_level="WARNING")
+found, options = build_environment(), settings.DATABASES["default"]["OPTIONS"]
+print(options["sslmode"], options["sslrootcert"], options["pool"]["max_size"])
+print(found["PGSSLMODE"], found["PGSSLROOTCERT"])
+"""
+    printed = manage(tmp_path, variables, "shell", "--no-imports", "--command", script)
+    assert "no issues" in printed
+    assert "verify-full /etc/ca.pem 4\nverify-full /etc/ca.pem" in printed
 
 
 def test_wrong_number_stops_the_start_with_the_name_of_its_variable(variables: dict[str, str], tmp_path: Path) -> None:
     done = run_python(tmp_path, "manage.py", "check", code=1, **{**variables, "WEB_THREADS": "four"})
     assert "WEB_THREADS is 'four': it must be a whole number." in done.stderr
-
-
-def test_pool_of_connections_keeps_the_options_of_the_database_url(variables: dict[str, str], tmp_path: Path) -> None:
-    address = "postgres://train@db.example.org/train?sslmode=verify-full&sslrootcert=/etc/ca.pem"
-    variables |= {"DATABASE_URL": address, "DATABASE_POOL": "4"}
-    script = """
-from django.conf import settings
-from dailytrain.backup.database import build_environment
-found, options = build_environment(), settings.DATABASES["default"]["OPTIONS"]
-print(options["sslmode"], options["sslrootcert"], options["pool"]["max_size"])
-print(found["PGSSLMODE"], found["PGSSLROOTCERT"])
-"""
-    expected = "verify-full /etc/ca.pem 4\nverify-full /etc/ca.pem"
-    assert expected in manage(tmp_path, variables, "shell", "--no-imports", "--command", script)
 
 
 @pytest.mark.slow
