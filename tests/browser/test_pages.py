@@ -14,6 +14,7 @@ from django.core.wsgi import get_wsgi_application
 from playwright.sync_api import Browser, Page, expect
 
 from benchmarks.site.browser import measure_first_view
+from leaderboard.models import Track
 from scheduler.models import Lease, Node, Sponsor
 from tests.browser.conftest import PHONE, count_pixels_beside, list_serious_violations
 from tests.support import scene
@@ -38,7 +39,8 @@ def create_garage() -> tuple[User, list[str]]:
     loco = scene.create_node("loco", **{**values, **labels, "token_hash": "1" * 64, "hardware": gpu})
     rest = {"state": Node.State.DRAINING, "reason": "It rests."}
     scene.create_node("steam", **{**values, **rest, "token_hash": "2" * 64})
-    train = scene.create_training_run(scene.create_entry(scene.Track.objects.get(), "A gate"), 40)
+    entry = scene.create_entry(Track.objects.get(), "A gate", sha="f" * 40)
+    train = scene.create_training_run(entry, 40)
     held = scene.create_lease(train, loco)
     Lease.objects.filter(pk=held.pk).update(gpus=1, accelerator=gpu["gpus"][0], seconds=9000)
     pages = ["", "lend/", "mine/", f"{sponsor.pk}/certificate/", f"nodes/{loco.pk}/", f"nodes/{loco.pk}/settings/"]

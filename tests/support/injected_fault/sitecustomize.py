@@ -16,22 +16,13 @@ FIRST_STEP = 3
 """The self-test of a node makes one step, so it passes."""
 
 
-def fail() -> None:
-    if FAULT == "cuda error":
-        import torch
-
-        raise torch.AcceleratorError("CUDA error: uncorrectable ECC error encountered")
-    if FAULT == "killed":
-        os.kill(os.getpid(), signal.SIGKILL)
-
-
 def break_steps(train_step: Callable[..., Any]) -> Callable[..., Any]:
     steps = []
 
     def call(*arguments: Any, **options: Any) -> Any:
         steps.append(1)
         if len(steps) >= FIRST_STEP:
-            fail()
+            os.kill(os.getpid(), signal.SIGKILL)
         return train_step(*arguments, **options)
 
     return call
