@@ -144,7 +144,7 @@ def test_lineage_chart_has_old_and_new_branch_and_step_back(open_page: Callable[
     """A run of RWKV-5.1 from step 400 of a run of 5.0 that was trained to step 520."""
     track = scene.create_track()
     old = {"config": {"model": {"version": 5.0}}}
-    eagle = scene.create_run(scene.create_entry(track, "Eagle", "rwkv5", **old))
+    eagle = scene.create_run(scene.create_entry(track, "Eagle", "rwkv5", **old), state=Run.State.QUEUED)
     scene.add_curve_points(eagle, 1, 520)
     runs.cancel_run(eagle, "It goes on as 5.1.", "mara")
     left = Checkpoint.objects.create(job=eagle.job, step=400, manifest={"step": 400, "files": []})

@@ -9,8 +9,9 @@ from playwright.sync_api import Page, expect
 
 from leaderboard.models import Generation, Run
 from scheduler.job_kinds import get_job_kind
-from scheduler.models import Checkpoint, Job, Node
+from scheduler.models import Job, Node
 from tests.browser.conftest import PHONE, count_pixels_beside, list_serious_violations
+from tests.leaderboard.conftest import create_checkpoint
 from tests.support import scene
 from tests.support.node_jobs import finish_job, lease_job
 from tests.support.swarm_scene import STEPS, create_swarm, record_event
@@ -36,7 +37,7 @@ def create_best_run() -> Run:
     """Create the best run of a board, with weights on the site."""
     best: Run = scene.create_night_board()["best"]
     best.job = scene.create_job(best, state=Job.State.DONE)
-    best.checkpoint = Checkpoint.objects.create(job=best.job, step=900, manifest={"step": 900, "files": []})
+    best.checkpoint = create_checkpoint(best.job, 900)
     best.save()
     return best
 
