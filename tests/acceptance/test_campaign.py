@@ -1,4 +1,4 @@
-"""A campaign from real documents to a dataset on the Hub, with volunteers that crash, lose connections and cheat.
+"""A campaign from real documents to a dataset on the Hub, with volunteers that crash, freeze and cheat.
 
 Every chunk of every document is published once in every style, or listed as set aside with a reason.
 The suite uses thirty pages of C4 and a few pages of Gutenberg's books; `make chaos-rephrase` runs longer.
@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from tests.acceptance.campaign_processes import (
+    BAD,
     C4,
     GUTENBERG,
     make_sources,
@@ -38,7 +39,6 @@ STYLES = tuple(os.environ.get("REPHRASE_STYLES", "medium qa").split())
 PACE = float(os.environ.get("REPHRASE_PACE", "0.5"))
 """Seconds per batch of an honest back end."""
 SEED = int(os.environ.get("CHAOS_SEED", "1"))
-BAD = ("garbage", "echo", "replay")
 SPACE = re.compile(r"\s+")
 
 pytestmark = [
@@ -59,11 +59,12 @@ def test_campaign_with_faulty_volunteers_publishes_each_chunk_once(tmp_path: Pat
         documents = make_sources(tmp_path / "files", BOOKS, SLICES)
         try:
             start_campaign(site, hub, STYLES)
-            with run_volunteers(site, HONEST, SEED, PACE) as (honest, recording_model):
-                site.wait(lambda: recording_model.recorded_texts, "the first text")
-                honest.inject_fault("kill", honest.agents[-1])  # while it holds packets
+            with run_volunteers(site, HONEST, SEED, PACE) as honest:
+                site.wait(lambda: read_campaign_state(site)["kept"], "the first text")
+                honest.inject_fault("kill", honest.volunteers[-1])  # while it holds packets
                 honest.inject_faults(SECONDS, pause=3 / HONEST)
-                honest.restart_agents(resume_all=True)
+                for volunteer in honest.volunteers:
+                    volunteer.restart(is_thawed=True)
                 site.wait(lambda: read_published_files(hub), "the dataset to be complete", WAIT_SECONDS + 3 * SECONDS)
         finally:
             site.stop_all()

@@ -9,19 +9,38 @@ from __future__ import annotations
 import os
 import re
 from datetime import UTC, datetime
+from html import unescape
 from pathlib import Path
 
+import httpx
 import pytest
 
 from tests.acceptance import clean_system
 from tests.support.live_site import PASSWORD, LiveSite, live_site, make_repository
-from tests.support.pasted_line import lend_machine
 from tests.support.waits import WAIT_SECONDS
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 INSTALL_SECONDS = 3600.0
 """Several gigabytes, where this machine has no CPU build of torch for the system's Python."""
+FORM = {"gpu_count": "0", "lanes": "together", "available": "always", "timezone": "UTC", "serves": "everyone"}
 CPU_INDEX = "--pip-args=--extra-index-url=https://download.pytorch.org/whl/cpu"
+
+
+def lend_machine(site_url: str) -> tuple[str, list[str]]:
+    """Lend a machine as a sponsor does: sign in and fill in the form; return the pipx command and apt's packages."""
+    with httpx.Client(base_url=site_url, follow_redirects=True, timeout=WAIT_SECONDS) as browser:
+        browser.get("/accounts/login/")
+        secret = {"csrfmiddlewaretoken": browser.cookies["csrftoken"]}
+        browser.post("/accounts/login/", data={"login": "maintainer", "password": PASSWORD, **secret})
+        form = {**FORM, "name": "loco", "shown": "name", "sponsor_name": "Maintainer"}
+        browser.get("/sponsors/lend/")
+        secret = {"csrfmiddlewaretoken": browser.cookies["csrftoken"]}
+        page = unescape(browser.post("/sponsors/lend/", data={**form, **secret}).raise_for_status().text)
+    line = re.search(r'id="pipx-line"[^>]*>([^<]+)<', page)
+    packages = re.search(r"<code>apt install ([^<]+)</code>", page)
+    assert line, page
+    assert packages, page
+    return line[1], packages[1].split()
 
 
 def read_train_job(site: LiveSite) -> str | None:
@@ -53,7 +72,7 @@ def test_pasted_line_on_a_clean_system_finishes_a_job(suite: str, tmp_path: Path
         site.start_web()
         site.start_worker()
         site.call("runs.start_night")
-        line, packages = lend_machine(site.url, "maintainer", PASSWORD)
+        line, packages = lend_machine(site.url)
         system.run(["apt-get", "update", "-q"], log, "root")
         system.run(["apt-get", "install", "-y", "-q", *packages], log, "root")
         # The index of the page may be out of reach: pip takes what it is configured with here.

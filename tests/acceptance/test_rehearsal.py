@@ -20,7 +20,7 @@ import pytest
 from dailytrain.rehearsal.scaled_tracks import scale_fields
 from leaderboard.schedule.track_templates import TEMPLATES
 from tests.support.fork_server import ForkServer
-from tests.support.live_site import make_repository
+from tests.support.live_site import list_processes, make_repository
 from tests.support.paths import REPOSITORY
 from tests.support.waits import WAIT_SECONDS
 from trainer.accounting.budget import Budget
@@ -71,16 +71,6 @@ def start_rehearsal(folder: Path, environment: dict[str, str], *arguments: str) 
     return subprocess.Popen(command, cwd=REPOSITORY, env=environment, stderr=subprocess.STDOUT, stdout=pipe, text=True)
 
 
-def list_processes(folder: Path) -> Iterator[str]:
-    for command in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            line = command.read_bytes().replace(b"\0", b" ").decode(errors="replace")
-        except OSError:
-            continue
-        if str(folder) in line:
-            yield line
-
-
 @pytest.mark.timeout(5400)
 def test_night_is_rehearsed_up_to_the_decision_about_a_record(
     folder: Path, tmp_path: Path, environment: dict[str, str], fork_server: ForkServer
@@ -103,7 +93,7 @@ def test_night_is_rehearsed_up_to_the_decision_about_a_record(
     assert "15 of 15 runs are scored" in printed
     logs = {path.name for path in (folder / "log").iterdir()}
     assert {"web.log", "worker.log", "node-first.log", "node-second.log", "run-1.log"} <= logs
-    assert list(list_processes(folder)) == []
+    assert list_processes(folder) == {}
     assert fork_server.list_forked() == []
     with contextlib.closing(sqlite3.connect(tmp_path / "production" / "db.sqlite3")) as own:
         assert own.execute("SELECT name FROM sqlite_master").fetchall() == [], "the site's own database was only read"
@@ -132,4 +122,4 @@ def test_interrupted_rehearsal_stops_its_processes(folder: Path, environment: di
     printed, _ = rehearsal.communicate()
     assert rehearsal.returncode == 1
     assert "Stopped." in printed
-    assert list(list_processes(folder)) == []
+    assert list_processes(folder) == {}

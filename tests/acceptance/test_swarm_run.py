@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import pytest
 
-from tests.support.live_site import LiveSite, database, git, make_text
+from tests.support.live_site import LiveSite, commit_main, database, make_text
 from tests.support.waits import WAIT_SECONDS
 
 pytest.importorskip("hivemind")
@@ -25,23 +26,19 @@ FILES = {
 LOCAL = ("--swarm-listen", "127.0.0.1:0")
 
 
-@pytest.mark.timeout(3600)
-def test_swarm_of_volunteers_trains_model_that_is_scored_on_the_board(tmp_path: Path) -> None:
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[LiveSite]:
     with database(tmp_path) as address:
         site = LiveSite(tmp_path, address)
         try:
-            check_training(site)
+            yield site
         finally:
             site.stop_all()
 
 
-def check_training(site: LiveSite) -> None:
-    run, token = create_site(site)
-    site.start_web()
-    site.start_worker()
-    start_node(site, token)
-    for number in range(2):
-        start_volunteer(site, run, number)
+@pytest.mark.timeout(3600)
+def test_swarm_of_volunteers_trains_model_that_is_scored_on_the_board(site: LiveSite) -> None:
+    run = start_run(site, STEPS)
     site.wait(lambda: read_state(site, run) == "finished", "the run to be scored")
 
     found = site.get_json(f"runs/{run}")
@@ -53,8 +50,7 @@ def check_training(site: LiveSite) -> None:
     assert response is not None
     events = response.json()["events"]
     assert [event["step"] for event in events if event["what"] == "step"] == list(range(1, STEPS + 1))
-    names = {event["name"] for event in events if event["what"] == "join"}
-    assert names == {"volunteer-0", "volunteer-1"}
+    assert {event["name"] for event in events if event["what"] == "join"} == {"volunteer-0", "volunteer-1"}
     page = site.get(f"/runs/{run}/swarm/")
     assert page is not None
     assert "volunteer-0" in page.text
@@ -68,22 +64,8 @@ def check_training(site: LiveSite) -> None:
 
 
 @pytest.mark.timeout(3600)
-def test_visitor_prompt_is_continued_by_the_swarm_that_trains(tmp_path: Path) -> None:
-    with database(tmp_path) as address:
-        site = LiveSite(tmp_path, address)
-        try:
-            check_prompt(site)
-        finally:
-            site.stop_all()
-
-
-def check_prompt(site: LiveSite) -> None:
-    run, token = create_site(site, steps=100_000)  # more than it trains during this test
-    site.start_web()
-    site.start_worker()
-    start_node(site, token)
-    for number in range(2):
-        start_volunteer(site, run, number)
+def test_visitor_prompt_is_continued_by_the_swarm_that_trains(site: LiveSite) -> None:
+    run = start_run(site, steps=100_000)  # more than it trains during this test
     site.wait(lambda: (site.get_json(f"runs/{run}") or {}).get("step"), "the first step")
     form = {"prompt": "import os", "tokens": "50", "temperature": "0.8"}
     answer = httpx.post(f"{site.url}/runs/{run}/swarm/write/", data=form, timeout=WAIT_SECONDS)
@@ -92,33 +74,30 @@ def check_prompt(site: LiveSite) -> None:
     # Started last: an idle node of the pool would take a free seat of the run.
     start_node(site, site.call("swarm.create_trusted_token"), "writer")
 
-    def is_written() -> bool:
+    def read_written() -> str | None:
         page = site.get(text)
         assert page is None or "is-failed" not in page.text, f"{page.text}\n{site.read_log_tails()}"
-        return page is not None and re.search(r"written</span>\s+\d+ tokens", page.text) is not None
+        return page.text if page is not None and re.search(r"written</span>\s+\d+ tokens", page.text) else None
 
-    site.wait(is_written, "the text")
-    page = site.get(text)
-    assert page is not None
-    assert re.search(r'class="prompt">import os</span>.+', page.text)
+    page = site.wait(read_written, "the text")
+    assert re.search(r'class="prompt">import os</span>.+', page)
     assert site.get_json(f"runs/{run}")["state"] == "training"
 
 
-def create_site(site: LiveSite, steps: int = STEPS) -> tuple[str, str]:
-    """Create the site; return its run and a trusted node's token."""
+def start_run(site: LiveSite, steps: int) -> str:
+    """Start a site with a swarm run, a trusted node and two volunteers; return the run."""
     site.environment |= {"SMOKE_UNAPPROVED": "nobody", "LEASE_SECONDS": "120"}
     site.start_redis()
     make_text(site.folder / "text")
-    for name, text in FILES.items():
-        file = site.repository / name
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text)
-    git(site.repository, "init", "--quiet")
-    git(site.repository, "add", ".")
-    git(site.repository, "commit", "--quiet", "-m", "Main")
+    commit_main(site.repository, FILES)
     where = {"repository": str(site.repository), "text": str(site.folder / "text")}
     created = site.call("swarm.create_swarm_run", steps=steps, **where)
-    return created["run"], created["token"]
+    site.start_web()
+    site.start_worker()
+    start_node(site, created["token"])
+    for number in range(2):
+        start_volunteer(site, created["run"], number)
+    return str(created["run"])
 
 
 def start_node(site: LiveSite, token: str, part: str = "node") -> None:

@@ -5,9 +5,13 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+from django.conf import settings
+from django.contrib.auth.models import User
+from django.test import Client
 from playwright.sync_api import Browser, Error, Page, expect, sync_playwright
 
 from tests.support.waits import WAIT_SECONDS
@@ -15,6 +19,26 @@ from tests.support.waits import WAIT_SECONDS
 CHROMIUM = next(
     (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
 )
+AXE = Path(settings.BASE_DIR) / "node_modules" / "axe-core" / "axe.min.js"
+PHONE = {"width": 390, "height": 844}
+
+
+def list_serious_violations(page: Page, rules: str = "{}") -> list[str]:
+    """Return what axe finds on a page by all rules or by these."""
+    if not AXE.exists():
+        pytest.skip("axe-core is not installed: npm ci")
+    page.evaluate(AXE.read_text())
+    return [
+        f"{found['id']}: {found['help']} {[node['html'][:120] for node in found['nodes']]}"
+        for found in page.evaluate(f"axe.run({rules})")["violations"]
+        if found["impact"] in ("serious", "critical")
+    ]
+
+
+def count_pixels_beside(page: Page) -> int:
+    """Return by how much a page is wider than its window."""
+    pixels: int = page.evaluate("document.documentElement.scrollWidth - innerWidth")
+    return pixels
 
 
 @pytest.fixture(scope="module")
@@ -61,3 +85,19 @@ def open_page(browser: Browser, live_server: Any) -> Iterator[Callable[..., Page
     for context in contexts:
         context.close()
     assert problems == []
+
+
+@pytest.fixture
+def open_as(open_page: Callable[..., Page], live_server: Any) -> Callable[..., Page]:
+    """Return a function that opens a page as a given user."""
+
+    def open_signed_in(user: User, path: str, **options: Any) -> Page:
+        client = Client()
+        client.force_login(user)
+        page = open_page("/about/", **options)
+        cookie = {"name": "sessionid", "value": client.cookies["sessionid"].value, "url": live_server.url}
+        page.context.add_cookies([cookie])  # type: ignore[list-item]
+        page.goto(path)
+        return page
+
+    return open_signed_in

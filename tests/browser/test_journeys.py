@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
-from django.test import Client
 from playwright.sync_api import Page, expect
 
 from leaderboard.models import Run
@@ -22,24 +21,6 @@ from tests.leaderboard.conftest import FILES, Repository, finish_run
 from tests.support import scene
 
 pytestmark = [pytest.mark.processes, pytest.mark.browser, pytest.mark.django_db(transaction=True)]
-
-SignIn = Callable[..., Page]
-
-
-@pytest.fixture
-def open_as(open_page: Callable[..., Page], live_server: Any) -> SignIn:
-    """Return a function that opens a page as a given user."""
-
-    def open_signed_in(user: User, path: str, **options: Any) -> Page:
-        client = Client()
-        client.force_login(user)
-        page = open_page("/about/", **options)
-        cookie = {"name": "sessionid", "value": client.cookies["sessionid"].value, "url": live_server.url}
-        page.context.add_cookies([cookie])  # type: ignore[list-item]
-        page.goto(path)
-        return page
-
-    return open_signed_in
 
 
 def test_visitor_searches_board_opens_run_compares_and_downloads(open_page: Callable[..., Page]) -> None:
@@ -85,17 +66,12 @@ def repository(tmp_path: Path, settings: Any) -> Repository:
     made.commit("First train", dict(FILES))
     settings.MAIN_REPOSITORY, settings.MAIN_BRANCH = str(made.path), "main"
     settings.REPOSITORIES, settings.SIGNING_KEY = tmp_path / "repositories", tmp_path / "keys" / "signing.key"
-    folder = {
-        "BACKEND": "django.core.files.storage.FileSystemStorage",
-        "OPTIONS": {"location": str(tmp_path / "files")},
-    }
-    settings.STORAGES = {**settings.STORAGES, "default": folder}
     return made
 
 
 @pytest.mark.check
 def test_contributor_entry_is_approved_trained_and_on_the_board(
-    open_as: SignIn, open_page: Callable[..., Page], repository: Repository, tmp_path: Path
+    open_as: Callable[..., Page], open_page: Callable[..., Page], repository: Repository, tmp_path: Path
 ) -> None:
     mira, mara = User.objects.create_user("mira"), User.objects.create_superuser("mara")
     track = scene.create_track(budget="20steps", expected_seconds=10, config={"model": {"depth": 2}})

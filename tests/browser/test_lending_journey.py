@@ -1,51 +1,59 @@
-"""The journey of a sponsor in a real browser and with a real agent, and accessibility of the sponsors' pages."""
+"""The journey of a sponsor in a real browser and with a real agent."""
 
 from __future__ import annotations
 
-import os
 import shlex
 import subprocess
 import sys
+import sysconfig
+import venv
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from allauth.socialaccount.providers.github.views import GitHubOAuth2Adapter
 from django.contrib.auth.models import User
 from django.core.management import call_command
-from django.test import Client
 from playwright.sync_api import Page, expect
 from pytest_django import Settings
 
 from leaderboard import runs
 from leaderboard.models import Run
 from scheduler import storage
-from scheduler.models import Job, Lease, Node, Sponsor
-from tests.browser.test_access import AXE, PHONE
+from scheduler.models import Job, Node
 from tests.support import scene, stdlib_release
-from tests.support.github_oauth import CLIENT_ID, SECRET, OAuthServer
+from tests.support.github_oauth import run_oauth_server
 from tests.support.waits import WAIT_SECONDS
 from trainer.sandbox import get_driver
 
 pytestmark = [pytest.mark.processes, pytest.mark.browser, pytest.mark.django_db(transaction=True)]
 
 
-# --- the journey -----------------------------------------------------------------------------------------------------
+def create_environment(folder: Path) -> Path:
+    """Return the Python of a new environment that sees the dependencies installed here, but not this checkout."""
+    venv.create(folder)
+    packages = next(folder.glob("lib/python3*/site-packages"))
+    # Python reads no .pth file of a folder that a .pth file names, so the editable installation stays out of sight.
+    (packages / "dependencies.pth").write_text(sysconfig.get_paths()["purelib"])
+    return folder / "bin" / "python"
 
 
 @pytest.fixture
 def start_agent(tmp_path: Path) -> Iterator[Callable[[str], subprocess.Popen[bytes]]]:
-    """Return a function that starts the agent by the command of the page, from this checkout."""
+    """Return a function that does what the command of the page does: installs the wheel and starts the agent."""
     if (reason := get_driver("bubblewrap").find_problem()) is not None:
         pytest.skip(reason)
     started: list[subprocess.Popen[bytes]] = []
 
     def start(line: str) -> subprocess.Popen[bytes]:
         words = shlex.split(line)
-        command = [sys.executable, "-m", "trainer.cli", *words[words.index("node") :], "--home", str(tmp_path / "node")]
+        assert words[:3] == ["pipx", "run", "--spec"]
+        python, program = create_environment(tmp_path / "environment"), words.index("dailytrain")
+        install = [sys.executable, "-m", "pip", "--python", python, "install", "--no-index", words[3]]
+        installed = subprocess.run(install, capture_output=True, text=True, cwd=tmp_path)
+        assert installed.returncode == 0, installed.stdout + installed.stderr
+        command = [python.with_name(words[program]), *words[program + 1 :], "--home", tmp_path / "node"]
         with (tmp_path / "agent.log").open("wb") as log:
-            started.append(subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ}))
+            started.append(subprocess.Popen(command, stdout=log, stderr=log, cwd=tmp_path))
         return started[-1]
 
     yield start
@@ -64,7 +72,7 @@ def queue_run() -> Run:
     return run
 
 
-def test_sponsor_fills_form_runs_agent_and_gets_certificate(
+def test_sponsor_fills_form_runs_installed_agent_and_gets_certificate(
     open_page: Callable[..., Page],
     site_url: str,
     settings: Settings,
@@ -125,107 +133,16 @@ def test_sponsor_fills_form_runs_agent_and_gets_certificate(
 def test_github_sign_in_is_allowed_by_content_security_policy(
     open_page: Callable[..., Page], settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    github = OAuthServer()
-    for name, path in (("authorize", "/login/oauth/authorize"), ("access_token", "/login/oauth/access_token")):
-        monkeypatch.setattr(GitHubOAuth2Adapter, f"{name}_url", github.address + path)
-    monkeypatch.setattr(GitHubOAuth2Adapter, "profile_url", f"{github.address}/user")
-    app = {"client_id": CLIENT_ID, "secret": SECRET}
-    settings.SOCIALACCOUNT_PROVIDERS = {"github": {"APPS": [app], "OAUTH_PKCE_ENABLED": True}}
-    page = open_page("/sponsors/lend/")
-
-    page.get_by_role("button", name="Sign in with GitHub").click()
-
-    expect(page.get_by_role("heading", name="Lend a GPU")).to_be_visible()
-    expect(page.locator(".account")).to_have_text("octocat")
-    github.close()
+    with run_oauth_server(settings, monkeypatch):
+        page = open_page("/sponsors/lend/")
+        page.get_by_role("button", name="Sign in with GitHub").click()
+        expect(page.get_by_role("heading", name="Lend a GPU")).to_be_visible()
+        expect(page.locator(".account")).to_have_text("octocat")
 
 
-# --- accessibility ----------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def garage(live_server: Any) -> dict[str, Any]:
-    """A sponsor with a working and a draining node; `session` is the sponsor's session cookie."""
-    ada = User.objects.create_user("ada")
-    sponsor = Sponsor.objects.create(user=ada, name="Ada’s garage", link="https://example.org/ada")
-    values = {"owner": ada, "token_hash": None, "trusted": False}
-    gpu = {"gpus": ["NVIDIA GeForce RTX 3090"], "cpus": 16, "memory_bytes": 64 * 2**30, "sandboxes": ["bubblewrap"]}
-    loco = scene.create_node(
-        "loco", **{**values, "token_hash": "1" * 64, "hardware": gpu, "labels": ["1x24gb", "1x3090"]}
-    )
-    scene.create_node(
-        "steam", **{**values, "token_hash": "2" * 64, "state": Node.State.DRAINING, "reason": "It rests."}
-    )
-    train = scene.create_training_run(scene.create_entry(scene.create_track(), "Smeared keys"), 40)
-    held = scene.create_lease(train, loco)
-    Lease.objects.filter(pk=held.pk).update(gpus=1, accelerator=gpu["gpus"][0], seconds=9000)
-    client = Client()
-    client.force_login(ada)
-    session = {"name": "sessionid", "value": client.cookies["sessionid"].value, "url": live_server.url}
-    return {"loco": loco, "sponsor": sponsor, "session": session}
-
-
-def sign_in(page: Page, garage: dict[str, Any]) -> Page:
-    page.context.add_cookies([garage["session"]])
-    return page
-
-
-def addresses(garage: dict[str, Any]) -> list[str]:
-    loco, sponsor = garage["loco"].pk, garage["sponsor"].pk
-    pages = ["", "lend/", "mine/", f"{sponsor}/certificate/", f"nodes/{loco}/", f"nodes/{loco}/settings/"]
-    return [f"/sponsors/{path}" for path in pages]
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_sponsor_pages_have_no_serious_axe_violation(
-    open_page: Callable[..., Page], garage: dict[str, Any], scheme: str
-) -> None:
-    if not AXE.exists():
-        pytest.skip("axe-core is not installed: npm ci")
-    page = open_page("/accounts/login/", color_scheme=scheme)
-    serious: list[str] = []
-
-    for path in ["/accounts/signup/", *addresses(garage)[:-1]]:
-        if path.startswith("/sponsors/"):
-            sign_in(page, garage)
-        page.goto(path)
-        page.evaluate(AXE.read_text())
-        serious += [
-            f"{path} {found['id']}: {found['help']} {[node['html'][:120] for node in found['nodes']]}"
-            for found in page.evaluate("axe.run()")["violations"]
-            if found["impact"] in ("serious", "critical")
-        ]
-
-    assert serious == []
-
-
-def test_sponsor_pages_fit_a_phone_and_request_no_other_host(
-    open_page: Callable[..., Page], garage: dict[str, Any], live_server: Any
-) -> None:
-    page = open_page("/accounts/login/", viewport=PHONE)
-    urls: list[str] = []
-    page.on("request", lambda request: urls.append(request.url))
-    over = {}
-    for path in ["/accounts/login/", *addresses(garage)]:
-        if path.startswith("/sponsors/"):
-            sign_in(page, garage)
-        page.goto(path)
-        for kind in page.locator('[name="available"]').all():  # each choice shows other fields
-            kind.check()
-            over[path, kind.get_attribute("value")] = page.evaluate("document.documentElement.scrollWidth - innerWidth")
-        over[path, ""] = page.evaluate("document.documentElement.scrollWidth - innerWidth")
-
-    assert {place: pixels for place, pixels in over.items() if pixels > 0} == {}
-    assert urls
-    assert all(url.startswith((live_server.url, "data:")) for url in urls)
-
-
-def test_lending_form_works_by_keyboard_and_without_script(
-    open_page: Callable[..., Page], garage: dict[str, Any], settings: Settings
-) -> None:
+def test_lending_form_works_by_keyboard_and_without_script(open_as: Callable[..., Page], settings: Settings) -> None:
     settings.NODE_IMAGE = "registry.example/node:1"
-    page = sign_in(open_page("/sponsors/", java_script_enabled=False), garage)
-    page.goto("/sponsors/lend/")
+    page = open_as(User.objects.create_user("ada"), "/sponsors/lend/", java_script_enabled=False)
     days = page.get_by_role("group", name="Window 1").get_by_role("checkbox")
     expect(days.first).to_be_hidden()
 

@@ -9,13 +9,16 @@ from datetime import UTC, datetime
 import pytest
 from playwright.sync_api import Page, expect
 
+from leaderboard import runs
 from leaderboard.models import Run
 from leaderboard.rankings.standings_store import recompute_standings
-from scheduler.models import Event
+from scheduler.models import Checkpoint, Event
 from tests.support import scene
 from tests.support.waits import wait_until
 
 pytestmark = [pytest.mark.processes, pytest.mark.browser, pytest.mark.django_db(transaction=True)]
+
+TALL = {"viewport": {"width": 1440, "height": 1400}}
 
 
 def finish_run(run: Run) -> None:
@@ -30,28 +33,20 @@ def finish_run(run: Run) -> None:
     Event.record("site", run, "It is on the board.")
 
 
-def test_board_curve_is_redrawn_after_new_points(open_page: Callable[..., Page]) -> None:
-    train = scene.create_night_board()["train"]
-    page = open_page("/")
-    curve = page.locator("#train path.smooth")
-    before = curve.get_attribute("d")
-    expect(page.locator("#train")).to_contain_text("1 min 16 s")
-
-    scene.add_curve_points(train, 521, 700)
-
-    expect(page.locator("#train")).to_contain_text("40 s")
-    assert curve.get_attribute("d") != before
-
-
-def test_board_after_finished_run_is_reordered_without_reload(open_page: Callable[..., Page]) -> None:
+def test_board_with_new_points_and_a_finished_run_is_redrawn_without_reload(open_page: Callable[..., Page]) -> None:
     train = scene.create_night_board()["train"]
     page = open_page("/?columns=bits,runs")
     page.evaluate("window.sameDocument = true")
-    rows = page.locator("table.board tbody tr")
+    curve, rows = page.locator("#train path.smooth"), page.locator("table.board tbody tr")
+    before = curve.get_attribute("d")
+    expect(page.locator("#train")).to_contain_text("1 min 16 s")
     expect(rows).to_have_count(3)
 
-    finish_run(train)
+    scene.add_curve_points(train, 521, 700)
+    expect(page.locator("#train")).to_contain_text("40 s")
+    assert curve.get_attribute("d") != before
 
+    finish_run(train)
     expect(rows.first).to_contain_text("2.0282")  # the mean of main's two runs
     expect(rows).to_have_count(3)
     assert page.evaluate("window.sameDocument")
@@ -74,50 +69,15 @@ def test_board_with_old_standings_shows_recomputed_ones(open_page: Callable[...,
     expect(rows.first).to_contain_text("2.0282")  # without another event
 
 
-def test_run_curve_has_legend_values_and_grows_without_reload(open_page: Callable[..., Page]) -> None:
+def test_run_page_grows_without_reload_and_keeps_zoom_details_and_focus(open_page: Callable[..., Page]) -> None:
     train = scene.create_night_board()["train"]
-    page = open_page(train.get_absolute_url())
-    expect(page.locator(".plot canvas")).to_be_visible()
-    expect(page.locator("svg.drawing")).to_have_count(0)
-    page.locator(".plot .u-over").hover(position={"x": 200, "y": 100})
-    expect(page.locator(".u-legend")).to_contain_text("training loss")
-    assert page.locator(".u-legend .u-value").nth(1).inner_text() not in ("", "–", "--")
-
-    scene.add_curve_points(train, 521, 700)
-
-    expect(page.locator("#head")).to_contain_text("40 s")
-    expect(page.locator("#curve")).to_have_attribute("data-points", "700")
-
-
-def test_curve_with_first_evaluation_shows_dev_loss(open_page: Callable[..., Page]) -> None:
-    run = scene.create_training_run(scene.create_entry(scene.create_track(), "main"), 100)
-    page = open_page(run.get_absolute_url())
-    legend = page.locator("#curve .u-legend")
-    expect(legend).to_contain_text("smoothed")
-    expect(legend).not_to_contain_text("dev loss")
-
-    scene.add_curve_points(run, 101, 200)
-
-    expect(legend).to_contain_text("dev loss")
-
-
-def test_run_page_opened_before_first_step_draws_small_panels(open_page: Callable[..., Page]) -> None:
-    run = scene.create_training_run(scene.create_entry(scene.create_track(), "main"), 0)
-    page = open_page(run.get_absolute_url())
-    expect(page.locator("#curve")).to_contain_text("The curve appears here")
-
-    scene.add_curve_points(run, 1, 50)
-    Event.record("node:this-machine", run, "A checkpoint was saved at step 50.")
-
-    expect(page.locator(".plot canvas")).to_be_visible()
-    expect(page.locator(".small-plot canvas")).to_have_count(4)
-
-
-def test_zoomed_curve_of_a_live_run_gets_new_points(open_page: Callable[..., Page]) -> None:
-    train = scene.create_night_board()["train"]
-    page = open_page(train.get_absolute_url(), viewport={"width": 1440, "height": 1400})
+    page = open_page(train.get_absolute_url(), **TALL)
     over = page.locator(".plot .u-over")
     expect(over).to_be_visible()
+    expect(page.locator("svg.drawing")).to_have_count(0)
+    over.hover(position={"x": 200, "y": 100})
+    expect(page.locator(".u-legend")).to_contain_text("training loss")
+    assert page.locator(".u-legend .u-value").nth(1).inner_text() not in ("", "–", "--")
     over.scroll_into_view_if_needed()
     box = over.bounding_box()
     assert box
@@ -130,55 +90,72 @@ def test_zoomed_curve_of_a_live_run_gets_new_points(open_page: Callable[..., Pag
     before = page.evaluate(take_picture)
 
     scene.add_curve_points(train, 521, 700)
-
+    expect(page.locator("#head")).to_contain_text("40 s")
     expect(page.locator("#curve")).to_have_attribute("data-points", "700")
     wait_until(lambda: page.evaluate(take_picture) != before)
 
-
-def test_run_curve_x_axis_changes_without_reload(open_page: Callable[..., Page]) -> None:
-    best = scene.create_night_board()["best"]
-    page = open_page(best.get_absolute_url())
-    expect(page.locator(".plot canvas")).to_be_visible()
-
-    page.get_by_role("link", name="time", exact=True).click()
-
-    expect(page.locator(".u-legend")).to_contain_text("training time")
-    assert page.url.endswith("?x=seconds")
-
-
-def test_finished_run_page_requests_live_json_once(open_page: Callable[..., Page]) -> None:
-    best = scene.create_night_board()["best"]
-    asked = []
-    page = open_page("/nodes/")
-    page.on("request", lambda request: asked.append(request.url) if "live.json" in request.url else None)
-
-    with page.expect_request(f"**{best.get_absolute_url()}live.json*"):
-        page.goto(best.get_absolute_url())
-    page.wait_for_timeout(5000)
-
-    assert len([url for url in asked if f"/runs/{best.pk}/" in url]) == 1
-
-
-def test_run_page_update_keeps_open_details_and_focus(open_page: Callable[..., Page]) -> None:
-    train = scene.create_night_board()["train"]
-    page = open_page(train.get_absolute_url())
     page.get_by_text("The numbers behind the curve").click()
     page.get_by_role("link", name="steps").focus()
-
     Event.record("node:this-machine", train, "A checkpoint was kept at step 600.")
-
     expect(page.locator(".timeline")).to_contain_text("A checkpoint was kept")
     expect(page.get_by_role("caption")).to_be_visible()
     expect(page.get_by_role("link", name="steps")).to_be_focused()
 
 
-def test_times_with_any_locale_are_utc_with_24_hours(open_page: Callable[..., Page]) -> None:
+def test_run_page_opened_before_first_step_draws_curve_panels_and_dev_loss(open_page: Callable[..., Page]) -> None:
+    run = scene.create_training_run(scene.create_entry(scene.create_track(), "main"), 0)
+    page = open_page(run.get_absolute_url())
+    legend = page.locator("#curve .u-legend")
+    expect(page.locator("#curve")).to_contain_text("The curve appears here")
+
+    scene.add_curve_points(run, 1, 100)
+    Event.record("node:this-machine", run, "A checkpoint was saved at step 50.")
+    expect(page.locator(".plot canvas")).to_be_visible()
+    expect(page.locator(".small-plot canvas")).to_have_count(4)
+    expect(legend).to_contain_text("smoothed")
+    expect(legend).not_to_contain_text("dev loss")
+
+    scene.add_curve_points(run, 101, 200)
+    expect(legend).to_contain_text("dev loss")
+
+
+def test_finished_run_page_requests_live_json_once_and_shows_utc(open_page: Callable[..., Page]) -> None:
     best = scene.create_night_board()["best"]
-    page = open_page(best.get_absolute_url(), locale="en-US")
+    asked = []
+    page = open_page("/nodes/", locale="en-US")
+    page.on("request", lambda request: asked.append(request.url) if "live.json" in request.url else None)
+    with page.expect_request(f"**{best.get_absolute_url()}live.json*"):
+        page.goto(best.get_absolute_url())
+    page.wait_for_timeout(5000)
+    assert len([url for url in asked if f"/runs/{best.pk}/" in url]) == 1
 
     time = page.locator(".route time").first
-
     at = datetime.fromisoformat(time.get_attribute("datetime") or "").astimezone(UTC)
     expect(time).to_contain_text(f"{at:%H:%M} UTC")
     assert (time.get_attribute("title") or "").endswith(" UTC")
     expect(page.locator(".clock")).to_have_text(re.compile(r"^\d\d:\d\d UTC$"))
+
+    page.get_by_role("link", name="time", exact=True).click()
+    expect(page.locator(".u-legend")).to_contain_text("training time")
+    assert page.url.endswith("?x=seconds")
+
+
+def test_lineage_chart_has_old_and_new_branch_and_step_back(open_page: Callable[..., Page]) -> None:
+    """A run of RWKV-5.1 from step 400 of a run of 5.0 that was trained to step 520."""
+    track = scene.create_track()
+    old = {"config": {"model": {"version": 5.0}}}
+    eagle = scene.create_run(scene.create_entry(track, "Eagle", "rwkv5", **old), state=Run.State.QUEUED)
+    scene.add_curve_points(eagle, 1, 520)
+    runs.cancel_run(eagle, "It goes on as 5.1.", "mara")
+    left = Checkpoint.objects.create(job=eagle.job, step=400, manifest={"step": 400, "files": []})
+    after = {"config": {"from": {"versions": [5.0, 5.1]}}, "start_run": eagle, "start_checkpoint": left}
+    gated = scene.create_entry(track, "Eagle, gated", "rwkv5", sha="c0ffee" + scene.SHA[6:])
+    rewound = scene.create_training_run(gated, 150, **after)
+
+    page = open_page(rewound.get_absolute_url(), **TALL)
+    legend = page.locator("#curve .u-legend")
+    for label in (f"run {eagle.pk}", f"run {eagle.pk}, left behind", "step back", "smoothed"):
+        expect(legend.get_by_text(label, exact=True)).to_be_visible()
+    expect(page.locator(".lineage")).to_contain_text("left at step 400, 120 steps before its last")
+    page.get_by_role("link", name="steps", exact=True).click()
+    expect(legend.locator(".u-series").first).to_contain_text(re.compile("550"))  # from the first run's start

@@ -10,6 +10,7 @@ import io
 import os
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from pytest_django import Settings
 from tests.support import scene, swarm_scene
 from tests.support.page_list import addresses
 
+OpenFixedPage = Callable[[str, tuple[int, int]], Page]
 PICTURES = Path(__file__).parent / "pictures"
 NOW = datetime(2026, 3, 4, 15, 30, tzinfo=UTC)
 FONTS = Path(matplotlib.get_data_path()) / "fonts" / "ttf"
@@ -56,7 +58,7 @@ def fixed_clock() -> Iterator[None]:
 
 
 @pytest.fixture
-def open_fixed_page(browser: Browser, live_server: Any) -> Iterator[Callable[[str, tuple[int, int]], Page]]:
+def open_fixed_page(browser: Browser, live_server: Any) -> Iterator[OpenFixedPage]:
     """Return a function that opens a page with a fixed clock, fixed fonts and no animations."""
     contexts = []
 
@@ -82,45 +84,33 @@ def open_fixed_page(browser: Browser, live_server: Any) -> Iterator[Callable[[st
         context.close()
 
 
-@pytest.mark.parametrize("size", [DESKTOP, PHONE], ids=["desktop", "phone"])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_pages_look_like_their_stored_pictures(
-    fixed_clock: None,
-    open_fixed_page: Callable[[str, tuple[int, int]], Page],
-    settings: Settings,
-    tmp_path: Path,
-    scheme: str,
-    size: tuple[int, int],
+    fixed_clock: None, open_fixed_page: OpenFixedPage, settings: Settings, tmp_path: Path
 ) -> None:
     settings.PACKAGE_NAME = "dailytrain"
-    compare_with_pictures(open_fixed_page(scheme, size), addresses(scene.create_night_board()), size, scheme, tmp_path)
+    compare_with_pictures(open_fixed_page, addresses(scene.create_night_board()), tmp_path)
 
 
-@pytest.mark.parametrize("size", [DESKTOP, PHONE], ids=["desktop", "phone"])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_swarm_page_looks_like_its_stored_picture(
-    fixed_clock: None,
-    open_fixed_page: Callable[[str, tuple[int, int]], Page],
-    tmp_path: Path,
-    scheme: str,
-    size: tuple[int, int],
+    fixed_clock: None, open_fixed_page: OpenFixedPage, tmp_path: Path
 ) -> None:
     swarm = swarm_scene.create_swarm(began=NOW - timedelta(minutes=20))
-    pages = {"swarm": f"/runs/{swarm.run_id}/swarm/"}
-    compare_with_pictures(open_fixed_page(scheme, size), pages, size, scheme, tmp_path)
+    compare_with_pictures(open_fixed_page, {"swarm": f"/runs/{swarm.run_id}/swarm/"}, tmp_path)
 
 
-def compare_with_pictures(page: Page, pages: dict[str, str], size: tuple[int, int], scheme: str, folder: Path) -> None:
+def compare_with_pictures(open_fixed_page: OpenFixedPage, pages: dict[str, str], folder: Path) -> None:
     """Compare pages, addresses by name, with their stored pictures. Pictures that differ are saved in `folder`."""
     changed = []
-    for name, address in pages.items():
-        path = PICTURES / f"{name.replace(', ', '-').replace(' ', '-').lower()}-{size[0]}-{scheme}.png"
-        picture = take_picture(page, address)
-        if os.environ.get("RENEW_PICTURES"):
-            picture.quantize(128).save(path, optimize=True)
-        elif difference := describe_difference(picture, path):
-            picture.save(folder / path.name)
-            changed.append(f"{name}: {difference}, see {folder / path.name}")
+    for scheme, size in product(("light", "dark"), (DESKTOP, PHONE)):
+        page = open_fixed_page(scheme, size)
+        for name, address in pages.items():
+            path = PICTURES / f"{name.replace(', ', '-').replace(' ', '-').lower()}-{size[0]}-{scheme}.png"
+            picture = take_picture(page, address)
+            if os.environ.get("RENEW_PICTURES"):
+                picture.quantize(128).save(path, optimize=True)
+            elif difference := describe_difference(picture, path):
+                picture.save(folder / path.name)
+                changed.append(f"{name}: {difference}, see {folder / path.name}")
     assert not changed, "\n".join([*changed, "If the changes are intended: make pictures, and look at them."])
 
 

@@ -27,46 +27,34 @@ def better_and_level() -> tuple[Run, Run]:
     return found
 
 
-def test_overlaid_run_and_axis_are_kept_in_the_url(
+def test_overlaid_run_is_kept_in_the_url_unless_unchecked(
     open_page: Callable[..., Page], better_and_level: tuple[Run, Run]
 ) -> None:
     better, level = better_and_level
     page = open_page(level.get_absolute_url(), **WIDE)
-    expect(page.locator(".plot canvas")).to_be_visible()
+    legend = page.locator("#curve .u-legend")
+    expect(legend).to_contain_text("smoothed")
     expect(page.locator(".small-plot canvas")).to_have_count(4)
+    held: list[Route] = []
+    page.route("**/compare/curves.json*", lambda route: held.append(route), times=1)
+    with page.expect_request("**/compare/curves.json*"):
+        page.get_by_label("best so far").check()
+    page.get_by_label("best so far").uncheck()  # while its curve is requested
+    with page.expect_response("**/compare/curves.json*") as response:
+        held[0].continue_()
+    response.value.finished()
+    page.evaluate("new Promise((resolve) => setTimeout(resolve, 100))")
+    expect(legend).not_to_contain_text("best so far")
 
     page.get_by_label("best so far").check()
     page.get_by_label("Smoothing").select_option("strong")
     page.get_by_role("link", name="FLOPs", exact=True).click()
 
-    expect(page.locator(".u-legend")).to_contain_text("best so far")
-    address = re.compile(rf"\?x=flops&smooth=strong&over={better.pk}$")
-    expect(page).to_have_url(address)
-    page.reload()
-    expect(page.locator(".u-legend")).to_contain_text("best so far")
-    expect(page.get_by_label("best so far")).to_be_checked()
-
-
-def test_overlay_unchecked_during_its_request_is_not_drawn(
-    open_page: Callable[..., Page], better_and_level: tuple[Run, Run]
-) -> None:
-    page = open_page(better_and_level[1].get_absolute_url(), **WIDE)
-    legend = page.locator("#curve .u-legend")
-    expect(legend).to_contain_text("smoothed")
-    held: list[Route] = []
-    page.route("**/compare/curves.json*", lambda route: held.append(route), times=1)
-    with page.expect_request("**/compare/curves.json*"):
-        page.get_by_label("best so far").check()
-    page.get_by_label("best so far").uncheck()
-
-    with page.expect_response("**/compare/curves.json*") as response:
-        held[0].continue_()
-    response.value.finished()
-    page.evaluate("new Promise((resolve) => setTimeout(resolve, 100))")
-
-    expect(legend).not_to_contain_text("best so far")
-    page.get_by_label("best so far").check()
     expect(legend).to_contain_text("best so far")
+    expect(page).to_have_url(re.compile(rf"\?x=flops&smooth=strong&over={better.pk}$"))
+    page.reload()
+    expect(legend).to_contain_text("best so far")
+    expect(page.get_by_label("best so far")).to_be_checked()
 
 
 def test_zoom_by_dragging_applies_to_all_panels(
@@ -130,7 +118,7 @@ def test_run_log_search_during_page_update_keeps_matches(open_page: Callable[...
     expect(page.locator("#log mark")).to_have_count(1)
 
 
-def test_runs_selected_on_the_board_are_compared(
+def test_runs_selected_on_the_board_are_compared_also_without_script(
     open_page: Callable[..., Page], better_and_level: tuple[Run, Run]
 ) -> None:
     page = open_page("/", **WIDE)
@@ -151,10 +139,6 @@ def test_runs_selected_on_the_board_are_compared(
     page.get_by_role("link", name=re.compile("Take run")).first.click()
     expect(page.locator(".chosen tbody tr")).to_have_count(1)
 
-
-def test_compare_page_without_script_has_curves_and_tables(
-    open_page: Callable[..., Page], better_and_level: tuple[Run, Run]
-) -> None:
     better, level = better_and_level
     page = open_page(f"/compare/?runs={better.pk},{level.pk}", java_script_enabled=False, **WIDE)
     expect(page.locator("#curve path.smooth")).to_have_count(2)

@@ -1,80 +1,122 @@
-"""Visitor prompts: by keyboard, with streamed text, and without scripts."""
+"""Visitor prompts, to a finished model and to a swarm that trains: by keyboard, with streamed text, without scripts."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
-from django.conf import settings
 from playwright.sync_api import Page, expect
 
 from leaderboard.models import Generation, Run
 from scheduler.job_kinds import get_job_kind
-from scheduler.models import Checkpoint, Job
+from scheduler.models import Job, Node
+from tests.browser.conftest import PHONE, count_pixels_beside, list_serious_violations
+from tests.leaderboard.conftest import create_checkpoint
 from tests.support import scene
+from tests.support.node_jobs import finish_job, lease_job
+from tests.support.swarm_scene import STEPS, create_swarm, record_event
 
 pytestmark = [pytest.mark.processes, pytest.mark.browser, pytest.mark.django_db(transaction=True)]
 
-AXE = Path(settings.BASE_DIR) / "node_modules" / "axe-core" / "axe.min.js"
-PHONE = {"width": 390, "height": 844}
+
+class Writer:
+    """A trusted node that writes the text of the only prompt."""
+
+    def __init__(self) -> None:
+        self.generation = Generation.objects.select_related("job").get()
+        lease_job(self.generation.job, Node.objects.create(name="trusted", trusted=True))
+
+    def send(self, text: str) -> None:
+        get_job_kind(self.generation.job).handle_metrics(self.generation.job, [{"kind": "text", "text": text}])
+
+    def finish(self) -> None:
+        finish_job(self.generation.job, {"version": 1, "tokens": 5, "seconds": 2, "ended": "length"})
 
 
-@pytest.fixture
-def best() -> Run:
-    """The best run of the board, with weights on the site."""
+def create_best_run() -> Run:
+    """Create the best run of a board, with weights on the site."""
     best: Run = scene.create_night_board()["best"]
     best.job = scene.create_job(best, state=Job.State.DONE)
-    best.checkpoint = Checkpoint.objects.create(job=best.job, step=900, manifest={"step": 900, "files": []})
+    best.checkpoint = create_checkpoint(best.job, 900)
     best.save()
     return best
 
 
-def list_serious_violations(page: Page) -> list[str]:
-    if not AXE.exists():
-        pytest.skip("axe-core is not installed: npm ci")
-    page.evaluate(AXE.read_text())
-    found = page.evaluate("axe.run()")["violations"]
-    return [f"{row['id']}: {row['help']}" for row in found if row["impact"] in ("serious", "critical")]
-
-
-def send_text(generation: Generation, text: str) -> None:
-    get_job_kind(generation.job).handle_metrics(generation.job, [{"kind": "text", "text": text}])
-
-
-def test_prompt_by_keyboard_shows_queue_then_streamed_text(open_page: Callable[..., Page], best: Run) -> None:
-    page = open_page("/try/", viewport=PHONE)
-    expect(page.get_by_label("Model")).to_have_value(str(best.pk))
+def write_prompt(page: Page) -> None:
     page.get_by_label("Beginning of a text").fill("The train")
     page.get_by_role("button", name="Continue the text").press("Enter")
+
+
+def test_prompt_by_keyboard_shows_queue_then_streamed_text(open_page: Callable[..., Page]) -> None:
+    best = create_best_run()
+    page = open_page("/try/", viewport=PHONE)
+    expect(page.get_by_label("Model")).to_have_value(str(best.pk))
+    write_prompt(page)
     expect(page.get_by_text("in the queue.")).to_be_visible()
-    generation = Generation.objects.select_related("job").get()
-    Job.objects.filter(pk=generation.job_id).update(state=Job.State.LEASED)
+    writer = Writer()
     expect(page.get_by_text("getting ready")).to_be_visible()
-    send_text(generation, " leaves <b>at")
+    writer.send(" leaves <b>at")
     expect(page.locator("#written blockquote")).to_have_text("The train leaves <b>at")
-    send_text(generation, " nine")
+    writer.send(" nine")
     expect(page.locator("#written blockquote")).to_have_text("The train leaves <b>at nine")
-    assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
+    assert count_pixels_beside(page) <= 0
     assert list_serious_violations(page) == []
-    Job.objects.filter(pk=generation.job_id).update(state=Job.State.DONE)
+    writer.finish()
     expect(page.get_by_text("written", exact=True)).to_be_visible()
 
 
-def test_prompt_page_without_script_reloads_itself(open_page: Callable[..., Page], best: Run) -> None:
-    page = open_page(best.get_absolute_url(), java_script_enabled=False)
-    page.get_by_label("Beginning of a text").fill("The train")
-    page.get_by_role("button", name="Continue the text").click()
+def test_prompt_page_without_script_reloads_itself(open_page: Callable[..., Page]) -> None:
+    page = open_page(create_best_run().get_absolute_url(), java_script_enabled=False)
+    write_prompt(page)
     expect(page.locator("#written")).to_be_visible()
-    generation = Generation.objects.select_related("job").get()
-    Job.objects.filter(pk=generation.job_id).update(state=Job.State.DONE)
-    send_text(generation, " leaves")
-    expect(page.locator("#written blockquote")).to_have_text(re.compile("leaves"))
+    writer = Writer()
+    writer.send(" leaves")
+    writer.finish()
+    expect(page.locator("#written blockquote")).to_contain_text("leaves")
 
 
-def test_about_page_is_linked_from_navigation(open_page: Callable[..., Page], best: Run) -> None:
-    page = open_page(best.get_absolute_url())
-    page.get_by_role("navigation", name="Pages").get_by_role("link", name="How it works").click()
-    expect(page.get_by_role("heading", name="It gets an error bar")).to_be_visible()
-    assert list_serious_violations(page) == []
+# --- a swarm ---------------------------------------------------------------------------------------------------------
+
+
+def test_swarm_page_shows_live_members_and_replays_the_run(open_page: Callable[..., Page]) -> None:
+    swarm = create_swarm()
+    page = open_page(f"/runs/{swarm.run_id}/swarm/")
+    columns, machines = page.locator(".swarm-stage"), page.locator(".swarm-machine")
+    expect(columns).to_have_count(2)
+    expect(columns.first).to_contain_text("cellar")
+    expect(machines).to_have_count(5)
+    expect(page.locator(".swarm-machine.is-banned")).to_contain_text("library-2")
+    expect(page.locator("#clock")).to_contain_text("step 60")
+
+    page.locator("#moment").fill("150")
+    expect(machines).to_have_count(2)
+    expect(page.locator("#clock")).not_to_contain_text("step 60")
+    page.locator("#now").click()
+    expect(machines).to_have_count(5)
+
+    record_event(swarm, "join", STEPS, "newcomer", stage=1)
+    expect(columns.nth(1)).to_contain_text("newcomer")
+    expect(page.locator("#happened")).to_contain_text("newcomer took a seat at stage 2")
+
+
+@pytest.mark.parametrize("script", [True, False])
+def test_swarm_page_on_a_phone_continues_prompt_of_visitor(open_page: Callable[..., Page], script: bool) -> None:
+    swarm = create_swarm()
+    options = {"viewport": PHONE, "color_scheme": "dark", "java_script_enabled": script}
+    page = open_page(f"/runs/{swarm.run_id}/swarm/", **options)
+    if script:
+        assert count_pixels_beside(page) <= 0
+    else:
+        expect(page.locator(".swarm-machine")).to_have_count(5)
+        expect(page.locator("#replay")).to_be_hidden()
+        expect(page.locator("#people")).to_contain_text("attic-3090")
+    write_prompt(page)
+    expect(page.locator("#written")).to_contain_text("The train")
+    writer = Writer()
+    writer.send(" leaves at nine.")
+    writer.finish()
+    if not script:
+        page.reload()
+    expect(page.locator("#written")).to_contain_text("The train leaves at nine.")
+    page.get_by_role("link", name="Write another").click()
+    expect(page.get_by_role("heading", name="Try this model")).to_be_visible()

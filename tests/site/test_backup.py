@@ -6,7 +6,6 @@ import json
 import re
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.postgres import PostgresNotFoundError, run_postgres
-from tests.support.clean_environment import build_clean_environment
-from tests.support.paths import REPOSITORY
+from tests.support.clean_environment import run_python
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
@@ -71,11 +69,8 @@ class Site:
     database: str = ""
 
     def manage(self, *arguments: str, fails: bool = False) -> str:
-        environment = build_clean_environment(DAILYTRAIN_HOME=str(self.home), PYTHONPATH=str(REPOSITORY))
-        environment |= {"DATABASE_URL": self.database} if self.database else {}
-        command = [sys.executable, "manage.py", *arguments]
-        done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True)
-        assert (done.returncode != 0) == fails, done.stdout + done.stderr
+        variables = {"DATABASE_URL": self.database} if self.database else {}
+        done = run_python(self.home, "manage.py", *arguments, code=None if fails else 0, **variables)
         return done.stdout + done.stderr
 
     def run_program(self, program: str) -> str:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+from pathlib import Path
 
 import pytest
 from django_celery_beat.models import PeriodicTask
 
 from dailytrain import schedule
 from dailytrain.celery import app
-from tests.support.paths import REPOSITORY
+from tests.support.clean_environment import run_python
 
 pytestmark = pytest.mark.processes
 
@@ -24,11 +23,9 @@ print(json.dumps(list(app.tasks)))
 
 
 @pytest.mark.slow
-def test_scheduled_tasks_are_registered_in_a_new_worker() -> None:
+def test_scheduled_tasks_are_registered_in_a_new_worker(tmp_path: Path) -> None:
     # A new process: other tests have imported the modules of the tasks.
-    done = subprocess.run(
-        [sys.executable, "-c", LIST_TASKS], cwd=REPOSITORY, capture_output=True, text=True, check=True
-    )
+    done = run_python(tmp_path, "-c", LIST_TASKS)
     scheduled = {task for task, _ in (*schedule.INTERVAL_TASKS.values(), *schedule.CRON_TASKS.values())}
     assert scheduled <= set(json.loads(done.stdout.splitlines()[-1]))
 

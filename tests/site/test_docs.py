@@ -64,6 +64,8 @@ def test_drawing_of_run_states_is_up_to_date() -> None:
     )
 
 
+@pytest.mark.slow
+@pytest.mark.check
 def test_documentation_builds_without_warnings(tmp_path: Path) -> None:
     """MkDocs checks every link, anchor and entry of the navigation; in strict mode a warning is an error."""
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "docs")]

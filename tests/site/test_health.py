@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -15,8 +13,7 @@ from django.db.migrations.executor import MigrationExecutor
 from django.test import Client
 
 from dailytrain import health
-from tests.support.clean_environment import build_clean_environment
-from tests.support.paths import REPOSITORY
+from tests.support.clean_environment import run_python
 
 pytestmark = pytest.mark.processes
 
@@ -28,16 +25,9 @@ print(json.dumps([response.status_code, response.headers["Cache-Control"], respo
 """
 
 
-def manage(home: Path, *arguments: str, **variables: str) -> str:
-    environment = build_clean_environment(DAILYTRAIN_HOME=str(home), **variables)
-    command = [sys.executable, "manage.py", *arguments]
-    done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 def read_readyz(home: Path, **variables: str) -> tuple[int, dict[str, Any]]:
-    status, caching, body = json.loads(manage(home, "shell", "--no-imports", "--command", PROGRAM, **variables))
+    done = run_python(home, "manage.py", "shell", "--no-imports", "--command", PROGRAM, **variables)
+    status, caching, body = json.loads(done.stdout)
     assert "no-store" in caching
     return status, body
 
@@ -47,7 +37,7 @@ def test_readyz_is_ready_only_with_migrations_and_redis(tmp_path: Path, redis_ur
     status, body = read_readyz(tmp_path, REDIS_URL=redis_url)
     assert (status, body["status"], body["checks"]["redis"]) == (503, "not ready", "ok")
     assert "not applied: run manage.py migrate" in body["checks"]["migrations"]
-    manage(tmp_path, "migrate")
+    run_python(tmp_path, "manage.py", "migrate")
     checks = {"database": "ok", "migrations": "ok", "redis": "ok"}
     assert read_readyz(tmp_path, REDIS_URL=redis_url) == (200, {"status": "ready", "checks": checks})
     status, body = read_readyz(tmp_path, REDIS_URL="redis://127.0.0.1:1/0")

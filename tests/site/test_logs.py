@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import logging
-import subprocess
-import sys
-import threading
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +13,8 @@ from django.test import Client
 
 from scheduler.models import Lease
 from scheduler.node_api import job_reports
-from tests.support.clean_environment import build_clean_environment
-from tests.support.paths import REPOSITORY
+from tests.support.clean_environment import run_python
+from tests.support.mail_server import run_chat_server
 from tests.support.pool import Agent, create_job, create_node
 from trainer import protocol
 
@@ -52,17 +46,9 @@ sentry_sdk.flush(10)
 """
 
 
-def run_program(home: Path, **variables: str) -> subprocess.CompletedProcess[str]:
-    environment = build_clean_environment(DAILYTRAIN_HOME=str(home), PYTHONPATH=str(REPOSITORY))
-    environment |= {"DJANGO_SETTINGS_MODULE": "dailytrain.settings", **variables}
-    done = subprocess.run([sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return done
-
-
 @pytest.mark.slow
 def test_json_log_names_the_request_of_each_line(tmp_path: Path) -> None:
-    done = run_program(tmp_path, LOG_FORMAT="json")
+    done = run_python(tmp_path, "-c", PROGRAM, LOG_FORMAT="json")
     lines = [json.loads(line) for line in done.stderr.splitlines()]
     request = done.stdout.strip()
     of_request = {line["logger"]: line for line in lines if line.get("request_id") == request}
@@ -123,43 +109,12 @@ def test_response_carries_an_id_of_its_own(client: Client, db: None) -> None:
     assert not structlog.contextvars.get_contextvars()
 
 
-# --- error reports ---------------------------------------------------------------------------------------------------
-
-
-class ReportServer(ThreadingHTTPServer):
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), ReportHandler)
-        self.reports: list[str] = []
-
-
-class ReportHandler(BaseHTTPRequestHandler):
-    server: ReportServer
-
-    def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers["Content-Length"]))
-        body = gzip.decompress(body) if self.headers.get("Content-Encoding") == "gzip" else body
-        self.server.reports.append(body.decode())
-        self.send_response(200)
-        self.end_headers()
-        self.wfile.write(b"{}")
-
-    def log_message(self, *arguments: object) -> None:
-        pass
-
-
-@pytest.fixture
-def reports() -> Iterator[ReportServer]:
-    with ReportServer() as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield server
-        server.shutdown()
-
-
 @pytest.mark.slow
-def test_unhandled_exception_is_reported_without_data_of_the_visitor(reports: ReportServer, tmp_path: Path) -> None:
-    dsn = f"http://key@127.0.0.1:{reports.server_address[1]}/1"
-    run_program(tmp_path, SENTRY_DSN=dsn, SENTRY_ENVIRONMENT="staging")
-    (report,) = (report for report in reports.reports if "RuntimeError" in report)
+def test_unhandled_exception_is_reported_without_data_of_the_visitor(tmp_path: Path) -> None:
+    with run_chat_server() as server:
+        dsn = f"{server.url.replace('//', '//key@')}/1"
+        run_python(tmp_path, "-c", PROGRAM, SENTRY_DSN=dsn, SENTRY_ENVIRONMENT="staging")
+    (report,) = (post.text for post in server.posts if "RuntimeError" in post.text)
     event = json.loads(report.splitlines()[2])
     assert event["environment"] == "staging"
     assert event["exception"]["values"][0]["value"] == "broken"

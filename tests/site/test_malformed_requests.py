@@ -25,38 +25,25 @@ def client() -> Client:
 
 
 @pytest.mark.parametrize("run_id", ["abc", "²", "1.5", "-1x", DIGITS])
-@pytest.mark.parametrize("rest", ["", "/live", "/scores", "/curve", "/samples", "/events"])
-def test_api_run_with_malformed_id_is_a_json_error(client: Client, run_id: str, rest: str) -> None:
-    answer = client.get(f"/api/v1/runs/{run_id}{rest}")
+def test_api_run_with_malformed_id_is_a_json_error(client: Client, run_id: str) -> None:
+    for rest in ("", "/live", "/scores", "/curve", "/samples", "/events"):
+        answer = client.get(f"/api/v1/runs/{run_id}{rest}")
+        assert answer.status_code == (404 if run_id == DIGITS else 422), rest
+        assert answer.json()["detail"]
 
-    assert answer.status_code == (404 if run_id == DIGITS else 422)
-    assert answer.json()["detail"]
 
-
-@pytest.mark.parametrize(
-    "path",
-    [
+def test_request_with_null_byte_in_address_is_refused(client: Client) -> None:
+    for path in (
         "/?q=a%00b",
-        "/?track=%00",
         "/queue/?%00=1",
         "/tracks/%00/",
         "/static/%00.css",
-        "/accounts/login/?next=/%00",
-        "/api/v1/tracks/%00/board",
         "/api/v1/runs?track=%00",
-        "/api/v1/runs?state=%00",
-        "/admin/login/?next=%00",
-    ],
-)
-def test_request_with_null_byte_in_address_is_refused(client: Client, path: str) -> None:
-    answer = client.get(path)
-
-    assert answer.status_code == 400
-    assert answer.json()["detail"] == "The address contains a null byte."
-
-
-def test_request_with_escaped_percent_sign_is_no_null_byte(client: Client) -> None:
-    assert client.get("/?q=%2500").status_code == 200
+        "/admin/%00",
+    ):
+        answer = client.get(path)
+        assert (answer.status_code, answer.json()["detail"]) == (400, "The address contains a null byte."), path
+    assert client.get("/?q=%2500").status_code == 200, "an escaped percent sign is no null byte"
 
 
 def test_session_cookie_with_null_byte_is_refused(client: Client) -> None:
@@ -95,9 +82,3 @@ def test_number_in_address_that_no_row_has_is_refused(client: Client, role: str,
         for method in ("get", "post"):
             status = getattr(client, method)(address).status_code
             assert status < 500, f"{method} {address}: {status}"
-
-
-@pytest.mark.parametrize("path", ["/accounts/github/login/", "/accounts/github/login/callback/"])
-@pytest.mark.parametrize("method", ["get", "post"])
-def test_github_sign_in_where_not_configured_is_not_found(client: Client, path: str, method: str) -> None:
-    assert getattr(client, method)(path).status_code == 404

@@ -17,7 +17,7 @@ import pytest
 import yaml
 from packaging.specifiers import SpecifierSet
 
-from tests.support.clean_environment import build_clean_environment
+from tests.support.clean_environment import run_python
 from tests.support.paths import REPOSITORY
 
 PLAYBOOK = REPOSITORY / "deploy" / "playbook.yml"
@@ -117,10 +117,8 @@ def test_settings_of_the_server_pass_the_deployment_check(server: Path, tmp_path
     assert variables["LOG_LEVEL"] == "INFO"
     for name in ("DAILYTRAIN_HOME", "STATIC_ROOT"):
         variables[name] = str(tmp_path / Path(variables[name]).name)
-    environment = build_clean_environment(**variables, GITHUB_CLIENT_ID="x", GITHUB_CLIENT_SECRET="x")
-    command = [sys.executable, "manage.py", "check", "--deploy", "--fail-level", "WARNING"]
-    done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
+    flags = ("--deploy", "--fail-level", "WARNING")
+    run_python(tmp_path, "manage.py", "check", *flags, **variables, GITHUB_CLIENT_ID="x", GITHUB_CLIENT_SECRET="x")
 
 
 @pytest.mark.parametrize("name", ["worker", "long-worker", "beat"])

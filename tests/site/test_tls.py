@@ -7,15 +7,14 @@ import shutil
 import socket
 import ssl
 import subprocess
-import threading
 from collections.abc import Iterator
 from contextlib import suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import httpx
 import pytest
 
+from tests.support.http_server import Handler, run_server
 from tests.support.paths import REPOSITORY
 from tests.support.waits import WAIT_SECONDS, wait_until
 from trainer.distributed.ports import find_free_port
@@ -28,38 +27,28 @@ pytestmark = [
 ]
 
 
-class Upstream(ThreadingHTTPServer):
+class UpstreamHandler(Handler):
     """Stands for nginx: records the headers of requests."""
 
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), UpstreamHandler)
-        self.requests: list[dict[str, str]] = []
-
-
-class UpstreamHandler(BaseHTTPRequestHandler):
-    server: Upstream
+    requests: list[dict[str, str]]
 
     def do_GET(self) -> None:
-        self.server.requests.append({name.lower(): value for name, value in self.headers.items()})
-        self.send_response(200)
-        self.send_header("Content-Length", "4")
-        self.end_headers()
-        self.wfile.write(b"page")
-
-    def log_message(self, *arguments: object) -> None:
-        pass
+        self.requests.append({name.lower(): value for name, value in self.headers.items()})
+        self.send(200, b"page")
 
 
 @pytest.fixture(scope="module")
-def upstream() -> Iterator[Upstream]:
-    with Upstream() as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield server
-        server.shutdown()
+def upstream() -> Iterator[tuple[str, list[dict[str, str]]]]:
+    """Yield the server's address and the headers of its requests."""
+    requests: list[dict[str, str]] = []
+    with run_server(UpstreamHandler, requests=requests) as url:
+        yield url.removeprefix("http://"), requests
 
 
 @pytest.fixture(scope="module")
-def ports(upstream: Upstream, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, int]]:
+def ports(
+    upstream: tuple[str, list[dict[str, str]]], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[str, int]]:
     """Run Caddy; yield its ports. Its own authority signs the certificate of localhost."""
     folder = tmp_path_factory.mktemp("caddy")
     found = {name: find_free_port() for name in ("HTTP_PORT", "HTTPS_PORT", "HEALTH_PORT")}
@@ -69,7 +58,7 @@ def ports(upstream: Upstream, tmp_path_factory: pytest.TempPathFactory) -> Itera
         "XDG_DATA_HOME": str(folder),
         "SITE_DOMAIN": "localhost",
     }
-    environment |= {"UPSTREAM": f"127.0.0.1:{upstream.server_address[1]}"}
+    environment |= {"UPSTREAM": upstream[0]}
     environment |= {name: str(port) for name, port in found.items()}
     command = [str(CADDY), "run", "--adapter", "caddyfile", "--config", str(CADDYFILE)]
     with (folder / "log").open("w") as log, subprocess.Popen(command, env=environment, stderr=log) as process:
@@ -102,24 +91,26 @@ def test_caddyfile_is_valid_and_formatted() -> None:
     assert formatted.stdout == CADDYFILE.read_text()
 
 
-def test_tls_request_reaches_the_site_with_the_visitors_address(ports: dict[str, int], upstream: Upstream) -> None:
+def test_tls_request_reaches_the_site_with_the_visitors_address(
+    ports: dict[str, int], upstream: tuple[str, list[dict[str, str]]]
+) -> None:
     context = ssl.create_default_context(cafile=str(ports["root"]))
     forged = {"X-Forwarded-For": "203.0.113.7", "X-Forwarded-Proto": "http"}
     response = httpx.get(
         f"https://localhost:{ports['HTTPS_PORT']}/queue/", verify=context, headers=forged, timeout=WAIT_SECONDS
     )
     assert (response.status_code, response.text) == (200, "page")
-    seen = upstream.requests[-1]
+    seen = upstream[1][-1]
     assert (seen["x-forwarded-for"], seen["x-forwarded-proto"]) == ("127.0.0.1", "https")
     assert seen["host"] == f"localhost:{ports['HTTPS_PORT']}"
 
 
-def test_plain_request_is_redirected_to_tls(ports: dict[str, int], upstream: Upstream) -> None:
-    before = len(upstream.requests)
+def test_plain_request_is_redirected_to_tls(ports: dict[str, int], upstream: tuple[str, list[dict[str, str]]]) -> None:
+    before = len(upstream[1])
     response = httpx.get(f"http://localhost:{ports['HTTP_PORT']}/queue/", timeout=WAIT_SECONDS)
     assert response.status_code == 308
     assert response.headers["Location"].startswith("https://localhost")
-    assert len(upstream.requests) == before
+    assert len(upstream[1]) == before
 
 
 def test_health_check_of_the_container_answers(ports: dict[str, int]) -> None:

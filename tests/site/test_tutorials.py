@@ -1,7 +1,6 @@
 """The commands of each tutorial run as they are printed, in a clone of the repository.
 
 Blocks titled *as root* do not run: their syntax is checked, and that the commands of ours exist.
-With RENEW_TUTORIAL_LOG=1 the blocks and their output are written to benchmarks/results/tutorials.md.
 """
 
 from __future__ import annotations
@@ -16,11 +15,11 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 from django.core.management import get_commands, load_command_class
 
-from tests.site.tutorial_log import TutorialLog, write_section
 from tests.support.paths import REPOSITORY
 from tests.support.waits import WAIT_SECONDS
 from trainer.distributed.ports import find_free_port
@@ -40,7 +39,6 @@ SERVER = {  # what the page names, and what a test has in its place
     ),
     "--scale 1e-5": "--scale 1e-9 --main-only",  # tests/acceptance/test_rehearsal.py does the whole of it
 }
-LOG_PAGE = REPOSITORY / "benchmarks" / "results" / "tutorials.md"
 LOAD_SETTINGS = "if [ -f site.env ]; then . ./site.env; fi\n"
 BLOCK = re.compile(r"^```sh(?: title=\"(.+?)\")?\n(.*?)^```", re.M | re.S)
 
@@ -51,12 +49,13 @@ class TutorialRunner:
 
     checkout: Path
     environment: dict[str, str]
-    log: TutorialLog
+    outputs: list[Path] = field(default_factory=list)
+    """What each block printed."""
     terminals: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     def run_block(self, title: str, commands: str) -> None:
         """Start a block with a title; run another one to its end, while the terminals run."""
-        process = self.start(title, commands)
+        process = self.start(commands)
         if title:
             self.terminals.append(process)
         else:
@@ -64,23 +63,20 @@ class TutorialRunner:
                 time.sleep(0.2)
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGTERM)
-            assert process.wait() == 0, commands + self.log.read_output()
-            self.log.end_block()
+            assert process.wait() == 0, commands + self.outputs[-1].read_text()
         assert all(terminal.poll() is None for terminal in self.terminals), "a command in another terminal has ended"
 
     def run_check(self, command: str) -> tuple[int, str]:
         """Run a command that is not on the page. Return its exit code and what it printed."""
-        code = self.start("", f"# checks of the test\n{command}").wait()
-        self.log.end_block()
-        return code, self.log.read_output()
+        return self.start(command).wait(), self.outputs[-1].read_text()
 
-    def start(self, title: str, commands: str) -> subprocess.Popen[bytes]:
+    def start(self, commands: str) -> subprocess.Popen[bytes]:
         shell = ["bash", "-euo", "pipefail", "-c", LOAD_SETTINGS + commands]
-        with self.log.open_block(title, commands) as output:
-            return subprocess.Popen(
-                shell, cwd=self.checkout, env=self.environment, start_new_session=True,
-                stdout=output, stderr=subprocess.STDOUT,
-            )  # fmt: skip
+        self.outputs.append(self.checkout.with_name(f"output-{len(self.outputs)}.txt"))
+        self.outputs[-1].write_text(f"$ {commands}\n")
+        options: dict[str, Any] = {"cwd": self.checkout, "env": self.environment, "start_new_session": True}
+        with self.outputs[-1].open("ab") as output:
+            return subprocess.Popen(shell, stdout=output, stderr=subprocess.STDOUT, **options)
 
     def stop_newest_terminal(self) -> None:
         """Press Ctrl-C in the newest terminal."""
@@ -108,25 +104,16 @@ def port() -> str:
 
 
 @pytest.fixture
-def runner(checkout: Path, port: str, tmp_path: Path) -> Iterator[TutorialRunner]:
+def runner(checkout: Path) -> Iterator[TutorialRunner]:
     author = {f"GIT_{who}_{what}": "a@example.org" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
     kept = {name: value for name, value in os.environ.items() if name not in ("DATABASE_URL", "REDIS_URL")}
     homes = {"PYTHONPATH": str(checkout), "DAILYTRAIN_HOME": str(checkout / "var"), "HOME": str(checkout)}
-    (tmp_path / "log").mkdir()
-    shown = {
-        f"{REPOSITORY}/.venv": ".venv",
-        sys.prefix: ".venv",
-        str(checkout): "/home/train/site",
-        str(REPOSITORY): "/home/train/repository",
-        str(Path(sys.base_prefix)): "/usr",
-        port: "8000",
-        os.uname().nodename: "host",
-    }
-    runner = TutorialRunner(checkout, kept | author | homes, TutorialLog(tmp_path / "log", shown))
+    runner = TutorialRunner(checkout, kept | author | homes)
     yield runner
     while runner.terminals:
         runner.stop_newest_terminal()
-    sys.stdout.write(runner.log.build_section())  # pytest shows it if the test failed
+    for output in runner.outputs:  # pytest shows it if the test failed
+        sys.stdout.write(output.read_text(errors="replace"))
 
 
 def read_blocks(page: Path, port: str) -> list[tuple[str, str]]:
@@ -156,12 +143,6 @@ def test_blocks_that_do_not_run_are_valid(page: Path) -> None:
 def test_tutorial_commands_succeed(page: Path, runner: TutorialRunner, port: str) -> None:
     for title, commands in read_blocks(page, port):
         runner.run_block(title, commands)
-    renew_log(page, runner)
-
-
-def renew_log(page: Path, runner: TutorialRunner) -> None:
-    if os.environ.get("RENEW_TUTORIAL_LOG"):
-        write_section(LOG_PAGE, page.stem, runner.log.build_section())
 
 
 # --- the first site, and its night -----------------------------------------------------------------------------------
@@ -202,7 +183,6 @@ def test_first_site_rehearses_its_night_and_is_ready_with_an_h100(
 ) -> None:
     """Follow the page; at its check an H100 is declared, as no test has one, and leaves again."""
     runner.environment["TEST_REDIS_URL"] = redis_url
-    runner.log.replacements[redis_url] = "redis://127.0.0.1:6379/0"
     checks = 0
     for title, commands in read_blocks(SITE_PAGE, port):
         runner.run_block(title, commands)
@@ -212,7 +192,6 @@ def test_first_site_rehearses_its_night_and_is_ready_with_an_h100(
             checks += 1
             check_night_without_and_with_an_h100(runner)
     assert checks == 1
-    renew_log(SITE_PAGE, runner)
 
 
 def check_night_without_and_with_an_h100(runner: TutorialRunner) -> None:
@@ -226,9 +205,8 @@ def check_night_without_and_with_an_h100(runner: TutorialRunner) -> None:
     deadline = time.monotonic() + WAIT_SECONDS  # for the node, and for beat, which writes its times every 3 minutes
     while (found := check_night(runner))[0] and time.monotonic() < deadline:
         assert all(terminal.poll() is None for terminal in runner.terminals)
-        runner.log.blocks.pop()  # of repeated checks the last one counts
     code, states = found
-    assert code == 0, runner.log.read_output()
+    assert code == 0, runner.outputs[-1].read_text()
     assert "missing" not in states.values()
     assert {states[name] for name in ("Node", "Trusted scorer", "Background work")} == {"ok"}
     runner.stop_newest_terminal()  # the page's last block waits for a night that is queued

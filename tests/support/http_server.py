@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -33,6 +35,36 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(content)
+
+
+@dataclass
+class Failure:
+    """The response to the next `times` requests that match."""
+
+    status: int
+    body: Any
+    times: int
+    headers: dict[str, str]
+    path: str
+    """A regular expression that is searched in the path."""
+    method: str = ""
+    after: bool = False
+    """Whether the request is executed before."""
+
+
+def take_failure(failures: list[Failure], method: str, path: str, *, after: bool = False) -> Failure | None:
+    """Return the failure that applies to this request and count it as used once."""
+    for failure in failures:
+        matches = re.search(failure.path, path) and failure.method in ("", method) and failure.after == after
+        if failure.times and matches:
+            failure.times -= 1
+            return failure
+    return None
+
+
+def build_header_names(headers: dict[str, str]) -> dict[str, str]:
+    """Return headers that are given as keyword arguments, with hyphens."""
+    return {name.replace("_", "-"): value for name, value in headers.items()}
 
 
 class Server(ThreadingHTTPServer):

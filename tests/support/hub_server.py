@@ -22,7 +22,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 import yaml
 
-from tests.support.http_server import Handler, run_server
+from tests.support.http_server import Failure, Handler, build_header_names, run_server, take_failure
 
 TOKEN, ORGANIZATION = "hf_of_the_train", "trains"
 REGULAR_BYTES = 10_000
@@ -60,19 +60,6 @@ class Repository:
         return self.head
 
 
-@dataclass
-class Failure:
-    """The error response to the next `times` requests that match."""
-
-    method: str
-    path: str
-    """A regular expression that matches the start of the path."""
-    status: int
-    times: int = 1
-    headers: dict[str, str] = field(default_factory=dict)
-    message: str = ""
-
-
 class Hub:
     def __init__(self) -> None:
         self.lock = threading.RLock()
@@ -94,17 +81,8 @@ class Hub:
         self, method: str, path: str, status: int, times: int = 1, message: str = "", **headers: str
     ) -> None:
         self.failures.append(
-            Failure(method, path, status, times, {k.replace("_", "-"): v for k, v in headers.items()}, message)
+            Failure(status, {"error": message}, times, build_header_names(headers), f"^(?:{path})", method)
         )
-
-    def take_failure(self, method: str, path: str) -> Failure | None:
-        """Return the failure that applies to this request and count it as used once."""
-        with self.lock:
-            for failure in self.failures:
-                if failure.times and failure.method == method and re.match(failure.path, path):
-                    failure.times -= 1
-                    return failure
-        return None
 
     def count_uploads(self) -> int:
         """Return the number of uploaded large files, or parts of them."""
@@ -117,7 +95,7 @@ class Response(Exception):
     def __init__(self, status: int, body: Any = None, **headers: str) -> None:
         super().__init__(status)
         self.status, self.body = status, body
-        self.headers = {name.replace("_", "-"): value for name, value in headers.items()}
+        self.headers = build_header_names(headers)
 
 
 class HubHandler(Handler):
@@ -128,8 +106,8 @@ class HubHandler(Handler):
         path, body = unquote(parts.path), self.read_body()
         self.hub.before_request(self.command, path)
         try:
-            if failure := self.hub.take_failure(self.command, path):
-                raise Response(failure.status, {"error": failure.message}, **failure.headers)
+            if failure := take_failure(self.hub.failures, self.command, path):
+                raise Response(failure.status, failure.body, **failure.headers)
             with self.hub.lock:
                 self.route(path, parse_qs(parts.query), body)
             raise AssertionError("the route raised no response")
@@ -174,14 +152,10 @@ class HubHandler(Handler):
             raise Response(404, {"error": "Repository not found"}, X_Error_Code="RepoNotFound")
         return self.hub.repositories[name]
 
-    def get_repository_name(self) -> str:
-        return "/".join(unquote(self.path).split("/")[3:5])
-
     def create_repository(self, fields: dict[str, Any]) -> None:
         if fields["organization"] != ORGANIZATION:
-            raise Response(
-                403, {"error": f"You don't have the rights to create a model under {fields['organization']}"}
-            )
+            message = f"You don't have the rights to create a model under {fields['organization']}"
+            raise Response(403, {"error": message})
         kind = "datasets/" if fields.get("type") == "dataset" else ""
         name = f"{kind}{fields['organization']}/{fields['name']}"
         if name in self.hub.repositories:
@@ -281,22 +255,13 @@ class HubHandler(Handler):
             if line["key"] == "file":
                 files[value["path"]] = base64.b64decode(value["content"])
             elif line["key"] == "lfsFile":
-                if value["oid"] not in repository.objects:
-                    raise Response(
-                        422, {"error": f"LFS pointer pointed to a file that does not exist: {value['path']}"}
-                    )
                 files[value["path"]] = repository.objects[value["oid"]]
             elif line["key"] == "deletedFile":
                 del files[value["path"]]
         commit = repository.add_commit(head["summary"], head["description"], files)
-        raise Response(
-            200,
-            {
-                "success": True,
-                "commitOid": commit.id,
-                "commitUrl": f"{self.hub.url}/{self.get_repository_name()}/commit/{commit.id}",
-            },
-        )
+        name = "/".join(unquote(self.path).split("/")[3:5])
+        url = f"{self.hub.url}/{name}/commit/{commit.id}"
+        raise Response(200, {"success": True, "commitOid": commit.id, "commitUrl": url})
 
     def create_tag(self, repository: Repository, revision: str, query: dict[str, list[str]], body: bytes) -> None:
         name = json.loads(body)["tag"]

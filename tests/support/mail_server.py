@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import socketserver
 import threading
@@ -95,6 +96,11 @@ class ReceivedPost:
     @property
     def json(self) -> Any:
         return json.loads(self.body)
+
+    @property
+    def text(self) -> str:
+        is_compressed = self.headers.get("Content-Encoding") == "gzip"
+        return (gzip.decompress(self.body) if is_compressed else self.body).decode(errors="replace")
 
 
 @dataclass

@@ -21,64 +21,18 @@ from trainer.rephrase.prompts import STYLES, build_prompt
 from trainer.rephrase.serve import CompletionServer
 
 NAME = "words-1"
-SYNONYMS = {
-    word: synonyms.split()
-    for word, synonyms in {
-        "a": "one some",
-        "all": "each every",
-        "also": "too likewise",
-        "and": "plus with",
-        "are": "were remain",
-        "as": "like while",
-        "at": "near by",
-        "be": "become stay",
-        "but": "yet though",
-        "by": "through with",
-        "can": "may might",
-        "came": "arrived went",
-        "for": "to towards",
-        "from": "out-of since",
-        "good": "fine right",
-        "great": "large big",
-        "had": "held has",
-        "have": "hold own",
-        "if": "when should",
-        "in": "within inside",
-        "is": "was remains",
-        "it": "this that",
-        "land": "country ground",
-        "make": "create build",
-        "many": "several numerous",
-        "more": "further additional",
-        "new": "recent fresh",
-        "not": "never hardly",
-        "of": "from about",
-        "on": "upon over",
-        "one": "someone anybody",
-        "or": "otherwise alternatively",
-        "our": "their your",
-        "said": "told spoke",
-        "shall": "will must",
-        "that": "which this",
-        "the": "this that",
-        "then": "next afterwards",
-        "there": "here yonder",
-        "they": "people these",
-        "this": "that such",
-        "thou": "you ye",
-        "to": "towards for",
-        "unto": "to towards",
-        "upon": "on over",
-        "was": "is became",
-        "we": "they people",
-        "were": "are became",
-        "which": "that what",
-        "will": "shall may",
-        "with": "beside and",
-        "you": "one people",
-        "your": "our their",
-    }.items()
-}
+SYNONYM_LIST = """
+a: one some; all: each every; also: too likewise; and: plus with; are: were remain; as: like while; at: near by; be:
+become stay; but: yet though; by: through with; can: may might; came: arrived went; for: to towards; from: out-of
+since; good: fine right; great: large big; had: held has; have: hold own; if: when should; in: within inside; is:
+was remains; it: this that; land: country ground; make: create build; many: several numerous; more: further
+additional; new: recent fresh; not: never hardly; of: from about; on: upon over; one: someone anybody; or: otherwise
+alternatively; our: their your; said: told spoke; shall: will must; that: which this; the: this that; then: next
+afterwards; there: here yonder; they: people these; this: that such; thou: you ye; to: towards for; unto: to
+towards; upon: on over; was: is became; we: they people; were: are became; which: that what; will: shall may; with:
+beside and; you: one people; your: our their
+"""
+SYNONYMS = {word: synonyms.split() for word, synonyms in re.findall(r"(\w+):\s([^;]+)", SYNONYM_LIST)}
 WORD = re.compile(r"\w+|\W+")
 SENTENCE_GAP = re.compile(r"(?<=[.!?])\s+")
 REPLACED_SHARE = 0.6

@@ -9,11 +9,11 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from tests.support.http_server import Handler, Server
 from trainer import protocol
 
 PREFIX = "/api/node/v1"
@@ -55,6 +55,31 @@ class LeaseRecord:
         return self.finish
 
 
+class NodeApiHandler(Handler):
+    site: NodeApiServer
+
+    def respond(self) -> None:
+        content, site = self.read_body(), self.site
+        site.requests.append(f"{self.command} {self.path}")
+        fault = next((found for find in site.faults if (found := find(site.requests[-1]))), "")
+        if fault in ("busy", "slow down"):
+            return self.send(503 if fault == "busy" else 429, {"detail": "Busy."})
+        if fault == "down":
+            self.close_connection = True
+            return None
+        token, status = self.headers.get("Authorization", "").removeprefix("Bearer "), 200
+        try:
+            body = site.handle(self.command, self.path.removeprefix(PREFIX), token, content)
+        except HttpError as error:
+            body, status = protocol.ErrorDetail(detail=error.detail).model_dump_json().encode(), error.status
+        if fault == "unanswered":
+            self.close_connection = True
+            return None
+        return self.send(status, b"<html>proxy</html>" if fault == "garbled" else body)
+
+    do_GET = do_POST = do_PUT = respond
+
+
 class NodeApiServer:
     def __init__(self, lease_seconds: float = 2.0) -> None:
         self.key = Ed25519PrivateKey.generate()
@@ -75,50 +100,7 @@ class NodeApiServer:
         self.sign: Callable[[bytes], bytes] = self.key.sign
         self.rewrite: Callable[[str], str] = lambda spec: spec
         self.lock = threading.RLock()
-        site = self
-
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def log_message(self, *_: object) -> None:
-                pass
-
-            def respond(self) -> None:
-                content = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-                site.requests.append(f"{self.command} {self.path}")
-                fault = next((found for find in site.faults if (found := find(site.requests[-1]))), "")
-                if fault == "down":
-                    self.close_connection = True
-                    return
-                if fault in ("busy", "slow down"):
-                    self.send(503 if fault == "busy" else 429, b'{"detail": "Busy."}')
-                    return
-                token = self.headers.get("Authorization", "").removeprefix("Bearer ")
-                try:
-                    body = site.handle(self.command, self.path.removeprefix(PREFIX), token, content)
-                    status = 200
-                except HttpError as error:
-                    body, status = protocol.ErrorDetail(detail=error.detail).model_dump_json().encode(), error.status
-                if fault == "unanswered":
-                    self.close_connection = True
-                    return
-                self.send(status, b"<html>proxy</html>" if fault == "garbled" else body)
-
-            do_GET = do_POST = do_PUT = respond
-
-            def send(self, status: int, body: bytes) -> None:
-                self.send_response(status)
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-        class Server(ThreadingHTTPServer):
-            daemon_threads = True
-
-            def handle_error(self, *_: object) -> None:
-                pass  # an agent that was killed closes no connection
-
-        self.server = Server(("127.0.0.1", 0), Handler)
+        self.server = Server(("127.0.0.1", 0), type("BoundHandler", (NodeApiHandler,), {"site": self}))
         self.address = f"http://127.0.0.1:{self.server.server_address[1]}"
         threading.Thread(target=self.server.serve_forever, args=(0.05,), daemon=True).start()
 
@@ -186,9 +168,8 @@ class NodeApiServer:
         self.nodes[f"node-token-{node}"] = node
         self.registered.append(message)
         public = base64.b64encode(self.key.public_key().public_bytes_raw()).decode()
-        return (
-            protocol.RegisterReply(node=node, token=f"node-token-{node}", public_key=public).model_dump_json().encode()
-        )
+        reply = protocol.RegisterReply(node=node, token=f"node-token-{node}", public_key=public)
+        return reply.model_dump_json().encode()
 
     def poll(self, message: protocol.Poll, token: str) -> bytes:
         if token not in self.nodes:
@@ -199,11 +180,8 @@ class NodeApiServer:
         if message.lanes is not None and self.lanes is not None and message.lanes != self.lanes:
             return protocol.PollReply(action="idle", lanes=self.lanes).model_dump_json(exclude_none=True).encode()
         if message.health is not None and message.health.trouble:
-            return (
-                protocol.PollReply(action="idle", wait_seconds=0.05, reason=message.health.trouble)
-                .model_dump_json()
-                .encode()
-            )
+            reply = protocol.PollReply(action="idle", wait_seconds=0.05, reason=message.health.trouble)
+            return reply.model_dump_json().encode()
         until = time.monotonic() + 0.2
         while time.monotonic() < until:
             with self.lock:

@@ -1,6 +1,6 @@
 """A node with faults: repeated and late requests, interrupted uploads, crashes within a job.
 
-It does not train. `tests/support/pool_with_faults.py` injects faults into real agents.
+It does not train. `tests/trainer/node` breaks real agents.
 """
 
 from __future__ import annotations

@@ -9,14 +9,8 @@ if TYPE_CHECKING:
     from trainer.models.base import Architecture
 
 PUBLIC_ARCHITECTURES = (
-    # attention, depth and sharing
-    "alibi",
-    "albert",
     "recurrent_depth",
-    # experts, inputs and outputs
     "mixture_of_experts",
-    "mixture_of_softmaxes",
-    "megabyte",
     # recurrences and convolutions
     "delta_net",
     "mamba",

@@ -201,19 +201,9 @@ def count_mixture_of_experts() -> int:
     return D * (attention(T, W) + linear(T, W, experts) + 2 * linear(experts * places, W, hidden)) + HEAD
 
 
-def count_megabyte() -> int:
-    patch, local = 8, 32 * D
-    small = linear(T, W // patch, local) + T // patch * block(patch, local) + linear(T, local, P)
-    return D * block(T // patch, W) + small
-
-
 PRODUCT_FLOPS: dict[str, Callable[[], int]] = {
-    "alibi": lambda: D * block() + HEAD,
-    "albert": lambda: linear(T, 16 * D, W) + D * block() + linear(T, W, 16 * D) + linear(T, 16 * D, P),
     "recurrent_depth": count_recurrent_depth,
     "mixture_of_experts": count_mixture_of_experts,
-    "mixture_of_softmaxes": lambda: D * block() + linear(T, W, 4 * W) + linear(T, W, 4) + 4 * HEAD,
-    "megabyte": count_megabyte,
     "delta_net": count_delta_net,
     "mamba": count_mamba,
     "lstm": lambda: D * (2 * linear(T, W, 4 * W) - 2 * W * 4 * W) + HEAD,  # the first state has no gradient
