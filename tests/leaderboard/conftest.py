@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from django.contrib.auth.models import User
 from django.core.cache import caches
+from django.test import Client
 
 from leaderboard.models import Entry, Night, Publication, Run, Season, Track
 from leaderboard.publishing import publications, weights
@@ -20,8 +21,10 @@ from leaderboard.submissions import intake
 from scheduler import storage
 from scheduler.job_kinds import get_job_kind
 from scheduler.models import Checkpoint, Job, JobFile, Node
-from tests.support import boards, github_server, scene
+from tests.support import boards, github_server, hub_server, mail_server, scene
 from tests.support.github_server import GitHub
+from tests.support.hub_server import Hub
+from tests.support.mail_server import MailServer
 from tests.support.nights import MONDAY, start_night
 from tests.support.node_jobs import finish_job, lease_job
 from trainer import protocol
@@ -134,6 +137,29 @@ def track(site: Any, db: None) -> Track:
 @pytest.fixture
 def maintainer(db: None) -> User:
     return User.objects.create_superuser("mara")
+
+
+@pytest.fixture
+def maintainer_client(client: Client, maintainer: User) -> Client:
+    client.force_login(maintainer)
+    return client
+
+
+@pytest.fixture
+def hub(settings: Any, tmp_path: Path) -> Iterator[Hub]:
+    """A Hub server that the site publishes to."""
+    with hub_server.run_hub_server() as server:
+        settings.HUB_ENDPOINT, settings.HUB_ORGANIZATION = server.url, hub_server.ORGANIZATION
+        settings.HF_TOKEN, settings.HOME = hub_server.TOKEN, tmp_path
+        settings.HUB_PUBLISH = ["record", "nightly", "season"]
+        yield server
+
+
+@pytest.fixture
+def mail(settings: Any) -> Iterator[MailServer]:
+    with mail_server.run_mail_server() as server:
+        settings.MAIL_URL = server.url
+        yield server
 
 
 @pytest.fixture

@@ -29,12 +29,6 @@ from trainer import protocol
 pytestmark = pytest.mark.processes
 
 
-@pytest.fixture
-def maintainer_client(client: Client, maintainer: User) -> Client:
-    client.force_login(maintainer)
-    return client
-
-
 def test_entry_page_shows_commit_and_approves_that_commit(maintainer_client: Client, proposed_entry: Entry) -> None:
     address = f"/admin/leaderboard/entry/{proposed_entry.pk}/change/"
     page = maintainer_client.get(address).content.decode()

@@ -10,7 +10,6 @@ from django.test import Client
 
 from leaderboard.api.table import write_csv
 from leaderboard.models import Run, Score
-from scheduler import rate_limits
 from tests.support import boards
 
 pytestmark = pytest.mark.django_db
@@ -52,9 +51,3 @@ def test_csv_escapes_spreadsheet_formulas(title: str) -> None:
         ["title", "value", "labels", "of.parts", "none"],
         [f"'{title}", "-1.5", f"'{title} gpu", '{"a": 1}', ""],
     ]
-
-
-@pytest.mark.usefixtures("rate_limit_clock")
-def test_csv_requests_are_rate_limited(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(rate_limits.PER_MINUTE, "read", 1)
-    assert [client.get("/api/v1/queue?format=csv").status_code for _ in range(2)] == [200, 429]

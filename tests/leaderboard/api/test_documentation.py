@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import json
 import re
+from typing import Any
 
 import pytest
+from django.db import OperationalError, connection
 from django.test import Client
-from hypothesis import given
-from hypothesis import strategies as st
 from openapi_pydantic import OpenAPI
 from pytest_django import DjangoAssertNumQueries
 
-from leaderboard.api import pagination
+from leaderboard.api import api
+from leaderboard.job_handlers import metrics
 from leaderboard.models import Run, Track
+from leaderboard.rankings.standings_store import recompute_standings
 from leaderboard.runs import make_run
 from scheduler import rate_limits
 from scheduler.models import Node
+from tests.leaderboard.conftest import finish_run
 from tests.support import scene
 
 pytestmark = pytest.mark.django_db
@@ -33,7 +36,7 @@ def test_list_without_token_has_an_etag(client: Client, path: str) -> None:
         assert client.get(f"{API}{path}", headers={"If-None-Match": first["ETag"]}).status_code == 304
 
 
-def test_cursor_pages_through_all_rows_and_is_opaque(client: Client, run: Run) -> None:
+def test_cursor_pages_through_all_rows_while_others_are_added(client: Client, run: Run) -> None:
     run_ids = {run.pk, *(make_run(run.entry, run.track).pk for _ in range(4))}
     listed_ids: list[int] = []
     cursor: str | None = ""
@@ -42,27 +45,8 @@ def test_cursor_pages_through_all_rows_and_is_opaque(client: Client, run: Run) -
         listed_ids += [row["id"] for row in page["items"]]
         cursor = page["cursor"]
         assert cursor is None or re.fullmatch(r"[\w-]+", cursor)
+        make_run(run.entry, run.track)
     assert listed_ids == sorted(run_ids, reverse=True)
-
-
-def test_cursor_with_new_rows_continues_where_it_was(client: Client, run: Run) -> None:
-    older = make_run(run.entry, run.track)
-    first = client.get(f"{API}/runs?limit=1").json()
-    make_run(run.entry, run.track)
-    second = client.get(f"{API}/runs?limit=1&cursor={first['cursor']}").json()
-    assert [first["items"][0]["id"], second["items"][0]["id"]] == [older.pk, run.pk]
-
-
-@given(st.integers(min_value=0, max_value=2**59))
-def test_decode_cursor_reverses_encode_cursor(number: int) -> None:
-    assert pagination.decode_cursor(pagination.encode_cursor(number)) == number
-
-
-def test_run_lists_its_scores_and_events(client: Client, run: Run) -> None:
-    assert client.get(f"{API}/runs/{run.pk}/scores").json() == []
-    events = client.get(f"{API}/runs/{run.pk}/events").json()
-    assert events
-    assert set(events[0]) == {"at", "actor", "sentence"}
 
 
 @pytest.mark.usefixtures("rate_limit_clock")
@@ -88,9 +72,6 @@ def test_pool_lists_with_many_rows_take_the_same_queries(
         client.get(f"{API}/sponsors")
 
 
-# --- documentation ---------------------------------------------------------------------------------------------------
-
-
 def test_openapi_document_is_valid_and_lists_all_paths(client: Client) -> None:
     document = client.get(f"{API}/openapi.json").json()
     OpenAPI.model_validate(document)
@@ -99,3 +80,110 @@ def test_openapi_document_is_valid_and_lists_all_paths(client: Client) -> None:
     assert len({operation["operationId"] for operation in operations}) == len(operations)
     for reference in re.findall(r'"\$ref": "#/components/schemas/([^"]+)"', json.dumps(document)):
         assert reference in document["components"]["schemas"]
+
+
+def list_operations() -> list[tuple[str, str, set[int]]]:
+    """Return the method, path and documented statuses of each operation."""
+    paths = api.get_openapi_schema()["paths"]
+    return [
+        (method, path, {int(status) for status in operation["responses"]})
+        for path, methods in paths.items()
+        for method, operation in methods.items()
+    ]
+
+
+@pytest.mark.parametrize("value", ["0", "x", "9" * 30, "²"])
+def test_answer_to_unknown_values_is_in_the_schema(client: Client, value: str) -> None:
+    for method, path, statuses in list_operations():
+        reply = getattr(client, method)(re.sub(r"\{\w+\}", value, path), {"limit": value, "cursor": value})
+        assert reply.status_code in statuses, path
+        assert reply.status_code < 400 or reply.json().keys() == {"detail"}, path
+
+
+def test_api_without_database_answers_503(client: Client) -> None:
+    def fail(execute: Any, sql: str, *args: Any) -> Any:
+        if "campaigns_campaign" in sql:
+            raise OperationalError("server closed the connection unexpectedly")
+        return execute(sql, *args)
+
+    with connection.execute_wrapper(fail):
+        reply = client.get("/api/v1/campaigns")
+
+    assert (reply.status_code, reply["Retry-After"]) == (503, "60")
+    assert reply.json() == {"detail": "The database does not answer. Try again later."}
+
+
+def get_json(client: Client, path: str, etag: str = "") -> tuple[int, object, str]:
+    response = client.get(f"/api/v1{path}", headers={"If-None-Match": etag} if etag else {})
+    return response.status_code, response.json() if response.content else None, response.headers.get("ETag", "")
+
+
+def test_board_lists_scored_runs_best_first(client: Client, run: Run, node: Node) -> None:
+    finish_run(run, node)
+    better_run = make_run(run.entry, run.track)
+    Run.objects.filter(pk=better_run.pk).update(state="finished", bits_per_byte=1.5)
+    make_run(run.entry, run.track)
+    code, rows, etag = get_json(client, "/tracks/small/board")
+    assert code == 200
+    assert [(row["id"], row["bits_per_byte"]) for row in rows] == [(better_run.pk, 1.5), (run.pk, 2.5)]  # type: ignore[attr-defined]
+    assert get_json(client, "/tracks/small/board", etag)[0] == 304
+    Run.objects.filter(pk=better_run.pk).update(state="cancelled", revision=9)
+    assert get_json(client, "/tracks/small/board", etag)[0] == 200
+
+
+def test_run_shows_its_provenance_and_scores(client: Client, run: Run, node: Node) -> None:
+    finish_run(run, node)
+    _, run_data, etag = get_json(client, f"/runs/{run.pk}")
+    assert isinstance(run_data, dict)
+    assert {score["name"] for score in run_data["scores"]} == {"bits_per_byte", "nats_per_token", "blimp/acc"}
+    assert (run_data["sha"], run_data["seed"], run_data["dataset_hash"]) == (run.entry.sha, run.seed, "d" * 64)
+    assert run_data["bundle"] == run.entry.bundle_id
+    assert get_json(client, f"/runs/{run.pk}", etag)[0] == 304
+    assert get_json(client, f"/runs/{run.pk}/scores")[1] == run_data["scores"]
+    _, events, _ = get_json(client, f"/runs/{run.pk}/events")
+    assert set(events[0]) == {"at", "actor", "sentence"}  # type: ignore[index]
+    metrics.store_metrics(run, [{"kind": "sample", "step": 3, "prompt": "import", "text": "<b>x</b>"}])
+    samples = [{"step": 3, "prompt": "import", "text": "<b>x</b>"}]
+    assert get_json(client, f"/runs/{run.pk}/samples")[1] == samples
+
+
+def test_entry_lists_its_runs(client: Client, run: Run) -> None:
+    _, entry_data, _ = get_json(client, f"/entries/{run.entry_id}")
+    assert isinstance(entry_data, dict)
+    assert [row["id"] for row in entry_data["runs"]] == [run.pk]
+    assert entry_data["changed_files"] == []
+    _, page, _ = get_json(client, "/entries")
+    assert [row["id"] for row in page["items"]] == [run.entry_id]  # type: ignore[index]
+
+
+@pytest.mark.stored_standings
+def test_tables_with_many_rows_take_the_same_queries(
+    client: Client, run: Run, django_assert_num_queries: DjangoAssertNumQueries
+) -> None:
+    for _ in range(2):
+        for _ in range(10):
+            new_run = make_run(run.entry, run.track)
+            Run.objects.filter(pk=new_run.pk).update(state="finished", bits_per_byte=1.5)
+        with django_assert_num_queries(2):  # runs, their scores
+            client.get("/api/v1/runs")
+        with django_assert_num_queries(1):
+            client.get("/api/v1/entries")
+        recompute_standings(run.track)
+        with django_assert_num_queries(6):  # version, track, runs, their scores, the standings table and its rows
+            client.get("/api/v1/tracks/small/board")
+
+
+@pytest.mark.parametrize(("path", "known"), [("/runs", "finished"), ("/entries", "approved")])
+def test_list_with_unknown_state_is_422(client: Client, db: None, path: str, known: str) -> None:
+    assert get_json(client, f"{path}?state={known}")[0] == 200
+    status, response, _ = get_json(client, f"{path}?state={known},unknown")
+    assert status == 422
+    assert response == {"detail": response["detail"]}  # type: ignore[index]
+    assert "'unknown'" in str(response)
+
+
+def test_docs_page_requests_no_other_host(client: Client, db: None) -> None:
+    page = client.get("/api/v1/docs")
+    assert page.status_code == 200
+    assert "https://" not in page.content.decode()
+    assert "default-src 'none'" in page.headers["Content-Security-Policy"]

@@ -29,34 +29,24 @@ def create_record_entry(track: Track, title: str, multiplier: float, days: int, 
     return entry
 
 
-def test_records_are_listed_in_order_of_time() -> None:
+def test_frontier_rises_with_the_records_in_order_of_time() -> None:
     track, _ = boards.create_board()
     create_record_entry(track, "Second", 1.3, 3, "record")
     create_record_entry(track, "First", 1.15, 9)
+    table = load_standings(track)
 
-    records = load_records(load_standings(track))
+    records = load_records(table)
+    frontier = build_frontier(table, records, timezone.now())
 
     assert [record.row.entry.title for record in records] == ["First", "Second"]
     assert [record.is_standing for record in records] == [False, True]
     assert records[1].over == pytest.approx(1.3 / 1.15, rel=0.05)
     assert (timezone.now() - records[0].at).days == 9, "a record's time is that of its last confirmation run"
-
-
-def test_frontier_line_rises_from_baseline_to_now() -> None:
-    track, _ = boards.create_board()
-    create_record_entry(track, "First", 1.15, 9)
-    create_record_entry(track, "Second", 1.3, 3, "record")
-
-    table = load_standings(track)
-    frontier = build_frontier(table, load_records(table), timezone.now())
-
     assert frontier is not None
     assert re.fullmatch(r"M0 [\d.]+(H[\d.]+V[\d.]+){2}H97", frontier.line)
     first, second = frontier.stations
     assert first.x < second.x < 97
-    assert first.y > second.y, "a better record must be higher in the chart"
-    assert second.high < second.y < second.low
-    assert second.name == "Second"
+    assert second.high < second.y < second.low < first.y, "a better record must be higher in the chart"
     assert "2 records since" in frontier.summary
 
 
@@ -76,6 +66,7 @@ def test_entry_has_an_estimate_at_each_scale() -> None:
         "the marks must fall with the scale"
     )
     assert all(mark.high < mark.y < mark.low for mark in chart.marks)
+    assert draw_scales(load_scales(load_standings(track), entries["baseline"].pk)) is None
 
 
 def test_confirmed_entry_has_board_estimate_among_its_scales() -> None:
@@ -92,9 +83,3 @@ def test_confirmed_entry_has_board_estimate_among_its_scales() -> None:
     assert row.estimate is not None
     assert scales[1].estimate is not None
     assert scales[1].estimate.cm == pytest.approx(row.estimate.cm)
-
-
-def test_baseline_has_no_scales_chart() -> None:
-    track, entries = boards.create_board()
-
-    assert draw_scales(load_scales(load_standings(track), entries["baseline"].pk)) is None

@@ -59,13 +59,6 @@ def chat_server(monkeypatch: pytest.MonkeyPatch, settings: Any) -> Iterator[Chat
         yield server
 
 
-@pytest.fixture
-def mail(settings: Any) -> Iterator[MailServer]:
-    with mail_server.run_mail_server() as server:
-        settings.MAIL_URL = server.url
-        yield server
-
-
 def create_subscription(kind: str, address: str, **fields: Any) -> Subscription:
     user, _ = User.objects.get_or_create(username="vera")
     values = {"topics": ["record"], "confirmed_at": timezone.now(), **fields}

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
@@ -14,7 +12,6 @@ from leaderboard import outbox
 from leaderboard.models import OutboxMessage, Subscription
 from leaderboard.notifications import subscriptions
 from leaderboard.notifications.subscriptions import SubscriptionError
-from tests.support import mail_server
 from tests.support.mail_server import MailServer
 
 pytestmark = [pytest.mark.processes, pytest.mark.django_db]
@@ -27,13 +24,6 @@ def signed_in_user(client: Client) -> User:
     user = User.objects.create_user("vera", password="vera")
     client.force_login(user)
     return user
-
-
-@pytest.fixture
-def mail(settings: Any) -> Iterator[MailServer]:
-    with mail_server.run_mail_server() as server:
-        settings.MAIL_URL = server.url
-        yield server
 
 
 def post_subscription_form(client: Client, kind: str, address: str, *topics: str) -> str:

@@ -10,12 +10,10 @@ from leaderboard.publishing import publications
 from leaderboard.run_states import RunError
 from scheduler import storage
 from scheduler.models import JobFile
-from tests.leaderboard.publishing.test_publishing import hub, process_outbox_now
+from tests.leaderboard.publishing.test_publishing import process_outbox_now
 from tests.support.hub_server import Hub
 
 pytestmark = pytest.mark.processes
-
-__all__ = ["hub"]  # a fixture
 
 
 @pytest.fixture

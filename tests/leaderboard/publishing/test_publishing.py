@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -30,16 +29,6 @@ from tests.support.waits import WAIT_SECONDS
 from trainer.protocol import GRAPH_FILES
 
 pytestmark = pytest.mark.processes
-
-
-@pytest.fixture
-def hub(settings: Any, tmp_path: Any) -> Iterator[Hub]:
-    with hub_server.run_hub_server() as server:
-        settings.HUB_ENDPOINT, settings.HUB_ORGANIZATION = server.url, hub_server.ORGANIZATION
-        settings.HF_TOKEN = hub_server.TOKEN
-        settings.HUB_PUBLISH = ["record", "nightly"]
-        settings.HOME = tmp_path
-        yield server
 
 
 @pytest.fixture

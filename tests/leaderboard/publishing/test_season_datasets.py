@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,20 +17,11 @@ from leaderboard.models import OutboxMessage, Season
 from leaderboard.publishing import season_datasets
 from leaderboard.schedule import first_season
 from scheduler.models import Event
-from tests.support import hub_server
 from tests.support.hub_server import Failure, Hub, Repository
 from trainer.data.dataset import Dataset
 
 pytestmark = [pytest.mark.processes, pytest.mark.django_db]
 NAME = "Season 1"
-
-
-@pytest.fixture
-def hub(settings: Any, tmp_path: Path) -> Iterator[Hub]:
-    with hub_server.run_hub_server() as server:
-        settings.HUB_ENDPOINT, settings.HUB_ORGANIZATION = server.url, hub_server.ORGANIZATION
-        settings.HF_TOKEN, settings.HOME = hub_server.TOKEN, tmp_path
-        yield server
 
 
 @pytest.fixture

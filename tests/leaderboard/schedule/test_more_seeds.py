@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 from django.contrib.auth.models import User
 from django.test import Client
 
@@ -12,12 +11,6 @@ from leaderboard.models import Entry
 from leaderboard.rankings.standings import compute_standings
 from leaderboard.submissions import intake
 from tests.support import boards
-
-
-@pytest.fixture
-def maintainer_client(client: Client, maintainer: User) -> Client:
-    client.force_login(maintainer)
-    return client
 
 
 def run_admin_action(client: Client, action: str, entry: Entry) -> str:

@@ -50,12 +50,6 @@ def season(tmp_path: Path, cache: Path) -> Season:
     return create_season(f"files:{tmp_path}/*.txt")
 
 
-@pytest.fixture
-def maintainer_client(client: Client, maintainer: User) -> Client:
-    client.force_login(maintainer)
-    return client
-
-
 def create_season(corpus: str) -> Season:
     return Season.objects.create(name="Season 1", active=False, corpus=corpus, tokenizer="bpe:300")
 
