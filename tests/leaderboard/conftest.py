@@ -241,7 +241,6 @@ SCORE_RESULT: dict[str, Any] = {
 
 def finish_run(run: Run, node: Node, score_result: dict[str, Any] | None = None) -> Run:
     """Take a queued run, or one that trains, through training and scoring."""
-    assert run.job
     run.job.refresh_from_db()
     if run.job.state != Job.State.LEASED:
         lease_job(run.job, node)
@@ -249,7 +248,6 @@ def finish_run(run: Run, node: Node, score_result: dict[str, Any] | None = None)
     create_checkpoint(run.job, 20)
     finish_job(run.job, {"step": 20})
     run.refresh_from_db()
-    assert run.score_job
     lease_job(run.score_job, node)
     finish_job(run.score_job, score_result or SCORE_RESULT)
     run.refresh_from_db()
@@ -264,7 +262,6 @@ def monday_night(track: Track) -> Night:
 @pytest.fixture
 def finished_monday_night(monday_night: Night, node: Node) -> Night:
     """Monday's nightly run is finished, and its commit is the season's baseline."""
-    assert monday_night.run
     finish_run(monday_night.run, node)
     monday_night.track.season.baseline = monday_night.run.entry
     monday_night.track.season.save()

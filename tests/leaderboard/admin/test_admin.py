@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from django.contrib.admin import ModelAdmin
-from django.contrib.auth.models import Permission, User
+from django.contrib.auth.models import User
 from django.core.exceptions import ValidationError
 from django.db import IntegrityError
 from django.db.models import Model
@@ -16,14 +16,15 @@ from django.http import HttpRequest
 from django.test import Client
 
 from leaderboard import outbox
-from leaderboard.integrations.github import deliveries
-from leaderboard.models import Entry, Installation, OutboxMessage, PullRequest, Run, Season, Track
+from leaderboard.models import Entry, OutboxMessage, PullRequest, Run, Season, Track
 from leaderboard.publishing import publications
+from leaderboard.rankings.standings import compute_standings
 from leaderboard.schedule.track_templates import create_track
 from leaderboard.submissions import intake
 from scheduler import storage, transitions
 from scheduler.models import Event
 from tests.leaderboard.conftest import Repository, create_checkpoint
+from tests.support import boards
 from trainer import protocol
 
 pytestmark = pytest.mark.processes
@@ -33,7 +34,6 @@ def test_entry_page_shows_commit_and_approves_that_commit(maintainer_client: Cli
     address = f"/admin/leaderboard/entry/{proposed_entry.pk}/change/"
     page = maintainer_client.get(address).content.decode()
     match = re.search(r'name="sha" value="([0-9a-f]{40})"', page)
-    assert match
     assert match[1] == proposed_entry.sha
     maintainer_client.post(f"/admin/leaderboard/entry/{proposed_entry.pk}/approve/", {"sha": match[1]})
     proposed_entry.refresh_from_db()
@@ -69,27 +69,6 @@ def test_entry_rejection_without_reason_is_refused(maintainer_client: Client, pr
     assert Event.objects.about(proposed_entry).last().actor == "mara"  # type: ignore[union-attr]
 
 
-def test_entry_approval_by_viewer_is_forbidden(client: Client, proposed_entry: Entry) -> None:
-    viewer = User.objects.create_user("vic", is_staff=True)
-    viewer.user_permissions.add(Permission.objects.get(codename="view_entry"))
-    client.force_login(viewer)
-    page = client.get(f"/admin/leaderboard/entry/{proposed_entry.pk}/change/")
-    assert page.status_code == 200
-    assert 'name="sha"' not in page.content.decode()
-    assert (
-        client.post(f"/admin/leaderboard/entry/{proposed_entry.pk}/approve/", {"sha": proposed_entry.sha}).status_code
-        == 403
-    )
-    assert client.get(f"/admin/leaderboard/entry/{proposed_entry.pk}/approve/").status_code == 405
-    client.logout()
-    assert (
-        client.post(f"/admin/leaderboard/entry/{proposed_entry.pk}/approve/", {"sha": proposed_entry.sha}).status_code
-        == 302
-    )
-    proposed_entry.refresh_from_db()
-    assert proposed_entry.state == "proposed"
-
-
 def test_entry_approval_with_invalid_field_names_it(maintainer_client: Client, proposed_entry: Entry) -> None:
     values = {"sha": proposed_entry.sha, "budget": "1" * 41, "impact": "much"}
     address = f"/admin/leaderboard/entry/{proposed_entry.pk}/approve/"
@@ -98,9 +77,9 @@ def test_entry_approval_with_invalid_field_names_it(maintainer_client: Client, p
     assert "impact: Enter a whole number." in page
 
 
-def run_admin_action(client: Client, action: str, run: Run) -> str:
-    data = {"action": action, "_selected_action": [run.pk]}
-    return client.post("/admin/leaderboard/run/", data, follow=True).content.decode()
+def run_admin_action(client: Client, action: str, row: Model) -> str:
+    data = {"action": action, "_selected_action": [row.pk]}
+    return client.post(f"/admin/leaderboard/{row._meta.model_name}/", data, follow=True).content.decode()
 
 
 def test_run_actions_cancel_run_again_and_retry(maintainer_client: Client, run: Run) -> None:
@@ -113,7 +92,6 @@ def test_run_actions_cancel_run_again_and_retry(maintainer_client: Client, run: 
     run_admin_action(maintainer_client, "run_again", run)
     second = Run.objects.exclude(pk=run.pk).get()
     assert (second.entry, second.state, second.seed == run.seed) == (run.entry, "queued", False)
-    assert second.job
     transitions.fail_job(second.job, "site", "infrastructure", "No node.")
     run_admin_action(maintainer_client, "retry_failed", second)
     second.refresh_from_db()
@@ -139,7 +117,6 @@ def create_tune_track(track: Track, **fields: Any) -> Track:
 
 
 def test_track_form_with_milestone_saves_start_checkpoint(maintainer_client: Client, track: Track, run: Run) -> None:
-    assert run.job
     create_checkpoint(run.job, 5)  # with run.json
     blob = storage.store_bytes(b"weights in bf16")
     file = storage.build_file_reference(blob, "model.safetensors")
@@ -151,7 +128,6 @@ def test_track_form_with_milestone_saves_start_checkpoint(maintainer_client: Cli
     for _ in range(2):
         post_form(maintainer_client, tune, form, {"start_checkpoint": "10"})
         start = Track.objects.get(slug="tune").start_checkpoint
-        assert start is not None
         assert (start.step, start.from_milestone) == (10, True)
     assert open_form(maintainer_client, tune)["start_checkpoint"].value() == 10
 
@@ -163,11 +139,6 @@ def test_track_form_with_new_followed_track_saves_start_of_following(maintainer_
     tune.refresh_from_db()
     assert tune.followed_track == track
     assert tune.follows_since is not None
-
-
-def test_admin_pages_of_each_model_open(maintainer_client: Client, run: Run) -> None:
-    for name in ("season", "track", "entry", "run", "night", "replay", "apitoken", f"run/{run.pk}/change"):
-        assert maintainer_client.get(f"/admin/leaderboard/{name}/").status_code == 200, name
 
 
 def test_javascript_url_is_refused_and_not_linked(
@@ -209,34 +180,15 @@ def test_entry_form_saved_during_rejection_keeps_rejection(
     assert (proposed_entry.title, proposed_entry.impact) == ("A better title", 5)
 
 
-def run_retry_action(client: Client, address: str, number: int) -> None:
-    response = client.post(address, {"action": "again", "_selected_action": [number]}, follow=True)
-    assert response.status_code == 200
-
-
 def test_retry_action_requeues_failed_outbox_message(maintainer_client: Client) -> None:
     message = outbox.enqueue("github.comment", "github.comment:1", {"pull": 1})
     OutboxMessage.objects.update(state=OutboxMessage.State.FAILED, problem="The App is not installed.")
     assert "The App is not installed." in maintainer_client.get("/admin/leaderboard/outboxmessage/").content.decode()
     assert maintainer_client.get(f"/admin/leaderboard/outboxmessage/{message.pk}/change/").status_code == 200
-    run_retry_action(maintainer_client, "/admin/leaderboard/outboxmessage/", message.pk)
+    run_admin_action(maintainer_client, "again", message)
     message.refresh_from_db()
     assert (message.state, message.problem) == ("pending", "")
     assert Event.objects.about(message).get().actor == "mara"
-
-
-def test_retry_action_requeues_delivery_with_payload_only(maintainer_client: Client) -> None:
-    payload = {"action": "created", "installation": {"id": 5, "account": {"login": "trains"}}}
-    message = deliveries.store_delivery("installation", b"1", payload)
-    assert message
-    outbox.process_message(message.pk)
-    Installation.objects.all().delete()
-    run_retry_action(maintainer_client, "/admin/leaderboard/outboxmessage/", message.pk)
-    outbox.process_message(message.pk)
-    assert "trains" in maintainer_client.get("/admin/leaderboard/installation/").content.decode()
-    OutboxMessage.objects.update(payload={})
-    run_retry_action(maintainer_client, "/admin/leaderboard/outboxmessage/", message.pk)
-    assert OutboxMessage.objects.get().state == OutboxMessage.State.DONE
 
 
 @pytest.fixture
@@ -271,3 +223,23 @@ def post_form(client: Client, track: Track, form: Any, changes: dict[str, str]) 
             form_data[name] = value
     reply = client.post(f"/admin/leaderboard/track/{track.pk}/change/", form_data | changes)
     assert reply.status_code == 302, reply.context["adminform"].form.errors
+
+
+def test_one_more_seed_action_queues_a_run(maintainer_client: Client, proposed_entry: Entry, maintainer: User) -> None:
+    refused = run_admin_action(maintainer_client, "run_one_more_seed", proposed_entry)
+    assert "only approved entries run" in refused
+    intake.approve_entry(proposed_entry, proposed_entry.sha, maintainer)
+    run_admin_action(maintainer_client, "run_one_more_seed", proposed_entry)
+    assert proposed_entry.runs.count() == 2
+    assert len({run.seed for run in proposed_entry.runs.all()}) == 2
+    assert "unknown how many seeds" in run_admin_action(maintainer_client, "run_needed_seeds", proposed_entry)
+
+
+def test_needed_seeds_action_queues_the_estimated_seeds(maintainer_client: Client, site: Any) -> None:
+    track, entries = boards.create_board()
+    level = entries["Level"]
+    row = compute_standings(track).get_row(level.pk)
+    needed = row.estimate.seeds_needed
+    assert needed
+    assert f"Level: {needed} more queued." in run_admin_action(maintainer_client, "run_needed_seeds", level)
+    assert level.runs.filter(state="queued").count() == needed

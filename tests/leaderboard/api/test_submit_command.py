@@ -40,7 +40,6 @@ def test_submit_prints_description_that_site_can_parse(
     assert dailytrain(["submit", *FLAGS, *flags]) == 0
     title, _, body = capsys.readouterr().out.partition("\n\n")
     parsed = parse_front_matter(body, {"small": "The small track"})
-    assert parsed is not None
     assert (parsed.problems, parsed.track, parsed.architecture) == ((), "small", "smear")
     assert (parsed.hypothesis, parsed.expected_effect, parsed.contact) == (HYPOTHESIS, "3 % less compute", "@ada")
     assert parsed.config == {"model": {"depth": 3}}

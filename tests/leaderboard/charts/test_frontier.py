@@ -42,7 +42,6 @@ def test_frontier_rises_with_the_records_in_order_of_time() -> None:
     assert [record.is_standing for record in records] == [False, True]
     assert records[1].over == pytest.approx(1.3 / 1.15, rel=0.05)
     assert (timezone.now() - records[0].at).days == 9, "a record's time is that of its last confirmation run"
-    assert frontier is not None
     assert re.fullmatch(r"M0 [\d.]+(H[\d.]+V[\d.]+){2}H97", frontier.line)
     first, second = frontier.stations
     assert first.x < second.x < 97
@@ -61,25 +60,8 @@ def test_entry_has_an_estimate_at_each_scale() -> None:
 
     assert [scale.name for scale in scales] == ["1/4", "1", "2"]
     assert [scale.estimate.cm for scale in scales if scale.estimate] == pytest.approx([1.5, 1.2, 1.05], rel=0.06)
-    assert chart is not None
     assert [mark.y for mark in chart.marks] == sorted(mark.y for mark in chart.marks), (
         "the marks must fall with the scale"
     )
     assert all(mark.high < mark.y < mark.low for mark in chart.marks)
     assert draw_scales(load_scales(load_standings(track), entries["baseline"].pk)) is None
-
-
-def test_confirmed_entry_has_board_estimate_among_its_scales() -> None:
-    track, _ = boards.create_board()
-    entry = create_record_entry(track, "First", 1.3, 9, "record")
-    boards.create_scored_run(entry, 1.4, part=0.5, seed=8)
-    table = load_standings(track)
-    row = table.get_row(entry.pk)
-
-    scales = load_scales(table, entry.pk)
-
-    assert [scale.name for scale in scales] == ["1/2", "1"]
-    assert row is not None
-    assert row.estimate is not None
-    assert scales[1].estimate is not None
-    assert scales[1].estimate.cm == pytest.approx(row.estimate.cm)

@@ -11,6 +11,7 @@ from django.http import QueryDict
 from django.test import Client
 from pytest_django import DjangoAssertNumQueries
 
+from leaderboard import formatting
 from leaderboard.charts import curve_svg, panels
 from leaderboard.charts.panels import Shown, View
 from leaderboard.job_handlers import metrics
@@ -47,7 +48,6 @@ def test_loss_panel_clips_steep_start_on_linear_axis_only(run: Run) -> None:
 
     assert get_highest_tick("") < 5 < 8 < get_highest_tick("log=y") + 3
     first = re.match(r"m\S+ (\S+) ", build_panels(run)["loss"].lines[0].raw)
-    assert first
     assert float(first[1]) < 0
 
 
@@ -109,3 +109,44 @@ def test_run_with_one_extreme_point_is_drawn(client: Client, loss: float, fracti
     assert curve_svg.draw_curve(training_run, curve_svg.load_curve(training_run)) is not None
     for address in ("/", training_run.get_absolute_url(), f"/runs/{training_run.pk}/curve.png"):
         assert client.get(address).status_code == 200, address
+
+
+@pytest.mark.django_db
+def test_chart_of_unfinished_run_leaves_room_for_rest() -> None:
+    run = scene.create_training_run(scene.create_entry(scene.create_track(), "main"), 450)
+
+    unfinished_chart = curve_svg.draw_curve(run, curve_svg.load_curve(run))
+
+    assert unfinished_chart.last.x == pytest.approx(50, abs=1)
+    run.state = Run.State.FAILED
+    finished_chart = curve_svg.draw_curve(run, curve_svg.load_curve(run))
+    assert finished_chart.last.x == 100
+
+
+@pytest.mark.parametrize(
+    ("formatted", "expected"),
+    [
+        (formatting.compact(3_410_432), "3.41 M"),
+        (formatting.compact(999_999), "1 M"),
+        (formatting.compact(520), "520"),
+        (formatting.power(3.7e13), "3.7 × 10¹³"),
+        (formatting.binary(16 * 2**30), "16 GiB"),
+        (formatting.duration(43), "43 s"),
+        (formatting.duration(125), "2 min 05 s"),
+        (formatting.duration(11_520), "3 h 12 min"),
+        (formatting.duration(190_000), "2 d 04 h"),
+        (formatting.budget("180s"), "3 min"),
+        (formatting.budget("3B-tokens"), "3 B tokens"),
+        (formatting.budget("500steps"), "500 steps"),
+        (formatting.budget("300000steps"), "300,000 steps"),
+        (formatting.budget("1e19flops"), "1.0 × 10¹⁹ FLOPs"),
+        (formatting.budget("1.25e12flops"), "1.25 × 10¹² FLOPs"),
+        (formatting.share(0.125), "1/8 of the budget"),
+        (formatting.share(1), "the whole budget"),
+        (formatting.share(2), "2 × the budget"),
+        (formatting.share(0.3), "0.3 of the budget"),
+        (formatting.budget("unknown"), "unknown"),
+    ],
+)
+def test_formatted_number_is_readable(formatted: str, expected: str) -> None:
+    assert formatted.replace(formatting.SPACE, " ") == expected

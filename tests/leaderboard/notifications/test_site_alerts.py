@@ -11,7 +11,7 @@ from django.contrib.auth.models import User
 from dailytrain import schedule
 from leaderboard import permissions, tasks
 from leaderboard.models import OutboxMessage, Subscription, Track
-from leaderboard.notifications.topics import TOPICS, list_choosable_topics
+from leaderboard.notifications.topics import list_choosable_topics
 from tests.support import scene
 
 pytestmark = pytest.mark.django_db
@@ -43,8 +43,13 @@ def list_notices(name: str) -> list[str]:
     return [notice.payload["about"] for notice in notices if f".{name}." in notice.payload["about"]]
 
 
-def test_alert_for_night_that_will_not_start_is_sent_once_a_day(track: Track) -> None:
-    create_alert_subscriber("mara", permissions.MAINTAINER)
+def test_alert_for_night_that_will_not_start_is_sent_to_maintainers_once_a_day(track: Track) -> None:
+    carl = create_alert_subscriber("carl", permissions.COORDINATOR)
+    mara = create_alert_subscriber("mara", permissions.MAINTAINER)
+    assert ("alert" in list_choosable_topics(carl), "alert" in list_choosable_topics(mara)) == (False, True)
+    with time_machine.travel(EVENING - timedelta(hours=6), tick=False):
+        tasks.send_alerts()
+    assert list_notices("NightWillFail") == [], "the night is hours away"
     with time_machine.travel(EVENING, tick=False):
         tasks.send_alerts()
         tasks.send_alerts()
@@ -52,23 +57,8 @@ def test_alert_for_night_that_will_not_start_is_sent_once_a_day(track: Track) ->
     with time_machine.travel(EVENING + timedelta(days=1), tick=False):
         tasks.send_alerts()
     assert len(list_notices("NightWillFail")) == 2
-
-
-def test_alert_for_night_hours_away_is_not_sent(track: Track) -> None:
-    create_alert_subscriber("mara", permissions.MAINTAINER)
-    with time_machine.travel(EVENING - timedelta(hours=6), tick=False):
-        tasks.send_alerts()
-    assert list_notices("NightWillFail") == []
-
-
-def test_alert_message_names_the_fault_until_it_is_resolved(track: Track) -> None:
-    with time_machine.travel(EVENING, tick=False):
-        message = TOPICS["alert"].compose(f"2026-03-02.NightWillFail.{track.slug}")
-        assert message
-        assert message.title == f"The Daily Train: NightWillFail ({track.slug})"
-        assert "Run manage.py check_night" in message.lines[1]
-        Track.objects.update(nightly=False)
-        assert TOPICS["alert"].compose(f"2026-03-02.NightWillFail.{track.slug}") is None
+    receivers = OutboxMessage.objects.filter(kind="notice").values_list("payload__subscription", flat=True)
+    assert set(receivers) == {mara.subscriptions.get().pk}
 
 
 def test_alert_for_night_that_did_not_finish_is_sent(track: Track) -> None:
@@ -78,15 +68,3 @@ def test_alert_for_night_that_did_not_finish_is_sent(track: Track) -> None:
     with time_machine.travel(EVENING, tick=False):
         tasks.send_alerts()
     assert list_notices("NightDidNotFinish") == [f"2026-03-02.NightDidNotFinish.{track.slug}"]
-
-
-def test_alert_topic_is_for_maintainers_only(track: Track) -> None:
-    carl, mara = (
-        create_alert_subscriber("carl", permissions.COORDINATOR),
-        create_alert_subscriber("mara", permissions.MAINTAINER),
-    )
-    assert ("alert" in list_choosable_topics(carl), "alert" in list_choosable_topics(mara)) == (False, True)
-    with time_machine.travel(EVENING, tick=False):
-        tasks.send_alerts()
-    notices = OutboxMessage.objects.filter(kind="notice", payload__topic="alert")
-    assert {notice.payload["subscription"] for notice in notices} == {mara.subscriptions.get().pk}

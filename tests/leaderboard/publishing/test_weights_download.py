@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from django.core.cache import cache
 from django.test import Client
 
 from leaderboard.models import Run
@@ -15,11 +14,6 @@ from scheduler.models import JobFile, Node
 from tests.leaderboard.conftest import finish_run
 
 STEP = "checkpoints/step-00000020"
-
-
-@pytest.fixture(autouse=True)
-def _cleared_rate_limits() -> None:
-    cache.clear()
 
 
 @pytest.fixture
@@ -39,16 +33,8 @@ def get_status(client: Client, address: str, **extra: Any) -> int:
     return response.status_code
 
 
-def test_weights_download_supports_ranges(client: Client, finished_run: Run) -> None:
-    address = f"/runs/{finished_run.pk}/weights/final/{STEP}/model.safetensors"
-    partial = client.get(address, headers={"Range": "bytes=8-"})
-    assert (partial.status_code, read_content(partial)) == (206, b"at 20")
-    assert client.get(address, headers={"Range": "bytes=900-"}).status_code == 416
-
-
-def test_weights_download_of_optimizer_or_unknown_file_is_404(client: Client, finished_run: Run, node: Node) -> None:
+def test_weights_download_has_ranges_and_no_optimizer(client: Client, finished_run: Run, node: Node) -> None:
     checkpoint = finished_run.checkpoint
-    assert checkpoint
     momenta = storage.store_bytes(b"momenta")
     checkpoint.manifest["files"].append(storage.build_file_reference(momenta, "optimizer.pt").model_dump())
     checkpoint.save()
@@ -57,6 +43,10 @@ def test_weights_download_of_optimizer_or_unknown_file_is_404(client: Client, fi
         assert client.get(f"/runs/{finished_run.pk}/weights/final/{path}").status_code == 404, path
     assert client.get(f"/runs/{finished_run.pk}/weights/30-percent/run.json").status_code == 404
     assert client.get("/runs/987654/weights/final/run.json").status_code == 404
+    address = f"/runs/{finished_run.pk}/weights/final/{STEP}/model.safetensors"
+    partial = client.get(address, headers={"Range": "bytes=8-"})
+    assert (partial.status_code, read_content(partial)) == (206, b"at 20")
+    assert client.get(address, headers={"Range": "bytes=900-"}).status_code == 416
 
 
 @pytest.mark.usefixtures("rate_limit_clock")
@@ -73,7 +63,6 @@ def test_weights_downloads_per_address_are_rate_limited(
 
 
 def test_sharded_weights_are_downloadable_by_file(client: Client, finished_run: Run) -> None:
-    assert finished_run.checkpoint
     names = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors", "model.safetensors.index.json"]
     blobs = [storage.store_bytes(name.encode()) for name in names]
     files = [storage.build_file_reference(blob, name) for blob, name in zip(blobs, names, strict=True)]

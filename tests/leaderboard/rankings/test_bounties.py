@@ -41,39 +41,18 @@ def test_first_record_above_goal_claims_bounty(track: Track) -> None:
     assert bounty.claimed_by == winner
 
 
-def test_unconfirmed_candidate_claims_no_bounty(track: Track) -> None:
-    bounty = create_bounty(track, 1.001)
-    finish_confirmations(create_candidate(track, 1.5, "Overtrained"), 1.0)
-    finish_confirmations(create_candidate(track, 1.01, "Level"), 1.01)
-    bounty.refresh_from_db()
-    assert bounty.state == "open"
-
-
-def test_bounty_is_awarded_to_one_entry(track: Track) -> None:
+def test_withdrawn_bounty_is_claimable_after_reopening_by_one_entry(track: Track) -> None:
+    finish_confirmations(create_candidate(track, 1.2, "Earlier"), 1.2)
     bounty = create_bounty(track)
-    first, second = create_candidate(track, 1.3, "First"), create_candidate(track, 1.4, "Second")
-    stale = Bounty.objects.get(pk=bounty.pk)
-    assert bounties.award_bounty(bounty, first, 1.3)
-    assert not bounties.award_bounty(stale, second, 1.4)
-    bounty.refresh_from_db()
-    assert bounty.claimed_by == first
-
-
-def test_record_before_bounty_does_not_claim_it(track: Track) -> None:
-    finish_confirmations(create_candidate(track, 1.3), 1.3)
-    bounty = create_bounty(track)
-    Event.record("site", track, "Something happened.")
-    assert Bounty.objects.open().get() == bounty
-
-
-def test_withdrawn_bounty_is_claimable_after_reopening(track: Track) -> None:
-    bounty = create_bounty(track)
+    assert Bounty.objects.open().get() == bounty, "a record before it does not claim it"
     assert bounties.withdraw_bounty(bounty, "mara")
     assert not bounties.withdraw_bounty(bounty, "mara")
     first = create_candidate(track, 1.3)
     assert not bounties.award_bounty(bounty, first, 1.3)
     assert bounties.reopen_bounty(bounty, "mara")
+    stale = Bounty.objects.get(pk=bounty.pk)
     assert bounties.award_bounty(bounty, first, 1.3)
+    assert not bounties.award_bounty(stale, create_candidate(track, 1.4, "Second"), 1.4)
     assert bounties.reopen_bounty(bounty, "mara")
     bounty.refresh_from_db()
     assert (bounty.state, bounty.claimed_by, bounty.multiplier) == ("open", None, None)

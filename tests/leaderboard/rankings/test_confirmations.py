@@ -75,7 +75,6 @@ def test_confirmation_runs_start_for_candidate_that_would_win_only(track: Track)
     assert len({run.seed for run in runs} | {100, 101, 102}) == 6
     for run in runs:
         assert run.state == Run.State.QUEUED
-        assert run.job
         assert run.job.priority == Job.Priority.CONFIRMATION
 
 
@@ -83,43 +82,44 @@ def test_confirmation_jobs_exclude_nodes_and_owners_of_first_runs(track: Track) 
     candidate = create_candidate(track, 1.3, author="tomás")
     namesake = User.objects.create(username="Tomás")
     run = confirmations.queue_confirmation_runs(candidate, actor="mara")[0]
-    assert run.job
     assert run.job.needs_trusted
     assert run.job.excluded_nodes == [Node.objects.get(name="node of Better").pk]
-    excluded_users = User.objects.filter(username__in=["author of Better", "sponsor of Better"]) | User.objects.filter(
-        pk=namesake.pk
-    )
-    assert run.job.excluded_owners == sorted(excluded_users.values_list("pk", flat=True))
+    names = ["author of Better", "sponsor of Better", namesake.username]
+    assert run.job.excluded_owners == sorted(User.objects.filter(username__in=names).values_list("pk", flat=True))
 
 
 def test_confirmation_without_independent_node_waits(track: Track) -> None:
     candidate = create_candidate(track, 1.3)
     Node.objects.filter(name="unrelated").update(trusted=False)
     assert confirmations.find_candidates(track) == []
-    assert confirmations.queue_confirmation_runs(candidate, actor="mara"), (
-        "a maintainer may queue them without such a node"
-    )
+    assert confirmations.queue_confirmation_runs(candidate, actor="mara"), "a maintainer may queue them all the same"
 
 
-def test_confirmation_of_open_entry_is_refused(track: Track) -> None:
+def test_confirmation_of_open_entry_or_provisional_runs_does_not_start(track: Track) -> None:
     open_entry = create_candidate(track, 1.3, kind=Entry.Kind.OPEN)
+    create_candidate(track, 1.3, "Provisional").runs.update(trust=Run.Trust.PROVISIONAL)
     assert confirmations.find_candidates(track) == []
     with pytest.raises(ConfirmationError, match="cannot hold a record"):
         confirmations.queue_confirmation_runs(open_entry, actor="mara")
 
 
-def test_confirmation_of_provisional_runs_does_not_start(track: Track) -> None:
-    entry = create_candidate(track, 1.3)
-    entry.runs.update(trust=Run.Trust.PROVISIONAL)
-    assert confirmations.find_candidates(track) == []
-
-
-def test_confirmation_that_wins_makes_a_record(track: Track) -> None:
-    candidate = create_candidate(track, 1.3)
-    finish_confirmations(candidate, 1.3)
-    assert list_trusts(candidate) == ({"replicated"}, {"record"})
-    assert get_outcome(candidate) == "record"
-    assert confirmations.find_record_holder(track) == candidate.pk
+@pytest.mark.parametrize(
+    ("first", "confirmed", "outcome", "trusts"),
+    [
+        (1.3, 1.3, "record", ({"replicated"}, {"record"})),
+        (1.01, 1.01, "replicated", ({"replicated"}, {"replicated"})),
+        (1.5, 1.0, "worse", ({"disputed"}, {"scored"})),
+    ],
+)
+def test_confirmation_decides_by_its_runs(
+    track: Track, first: float, confirmed: float, outcome: str, trusts: tuple[set[str], set[str]]
+) -> None:
+    titles = {1.3: "Better", 1.01: "Level", 1.5: "Overtrained"}
+    candidate = create_candidate(track, first, titles[first])
+    finish_confirmations(candidate, confirmed)
+    assert list_trusts(candidate) == trusts
+    assert get_outcome(candidate) == outcome
+    assert confirmations.find_record_holder(track) == (candidate.pk if outcome == "record" else None)
 
 
 def test_record_of_the_season_before_is_decided_again(track: Track) -> None:
@@ -138,21 +138,6 @@ def test_record_of_the_season_before_is_decided_again(track: Track) -> None:
     }
 
 
-def test_confirmation_that_agrees_without_winning_replicates(track: Track) -> None:
-    candidate = create_candidate(track, 1.01, "Level")
-    finish_confirmations(candidate, 1.01)
-    assert list_trusts(candidate) == ({"replicated"}, {"replicated"})
-    assert get_outcome(candidate) == "replicated"
-    assert confirmations.find_record_holder(track) is None
-
-
-def test_confirmation_that_is_worse_disputes_first_runs(track: Track) -> None:
-    candidate = create_candidate(track, 1.5, "Overtrained")
-    finish_confirmations(candidate, 1.0)
-    assert list_trusts(candidate) == ({"disputed"}, {"scored"})
-    assert get_outcome(candidate) == "worse"
-
-
 def test_confirmation_of_better_entry_takes_the_record(track: Track) -> None:
     first, second = create_candidate(track, 1.3, "First"), create_candidate(track, 1.6, "Second")
     finish_confirmations(first, 1.3)
@@ -160,7 +145,6 @@ def test_confirmation_of_better_entry_takes_the_record(track: Track) -> None:
     assert confirmations.find_record_holder(track) == second.pk
     assert list_trusts(first) == ({"replicated"}, {"replicated"})
     run = first.runs.filter(purpose=Run.Purpose.CONFIRMATION).first()
-    assert run
     assert Event.objects.about(run).filter(sentence="The record went to Second.").exists()
 
 

@@ -59,12 +59,6 @@ def test_disputed_run_is_settled_by_maintainer_only(scored_run: Run, since: Run.
         trust.settle_dispute(scored_run, "mara")
 
 
-def test_trust_transition_increases_revision(scored_run: Run) -> None:
-    revision = scored_run.revision
-    trust.apply_trust_event(scored_run, trust.TrustEvent.RELY, actor="site", message="It counts.")
-    assert scored_run.revision == revision + 1
-
-
 def test_run_that_finished_meanwhile_is_marked_as_scored(scored_run: Run) -> None:
     Replay.objects.create(run=scored_run, end_step=10, state=Replay.State.AGREED)
     scored_run.state = Run.State.SCORING  # as it was read before its score was stored

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import random
@@ -16,22 +15,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from django.contrib.auth.models import User
 from django.core.cache import caches
 from django.core.management import CommandError, call_command
 from django.test import Client
 from django.utils import timezone
 
-from leaderboard import broker, outbox, permissions, tasks
+from leaderboard import broker, outbox, tasks
 from leaderboard.models import OutboxMessage, Season, Track
 from leaderboard.schedule import first_season, preparations
 from leaderboard.schedule.first_season import SetupError
 from leaderboard.schedule.preparation_progress import ClaimLostError, PreparationProgress
-from scheduler import storage
 from scheduler.models import Event
 from tests.support.database import get_database_url
 from tests.support.paths import REPOSITORY
-from tests.support.waits import WAIT_SECONDS
 
 pytestmark = [pytest.mark.processes, pytest.mark.sql, pytest.mark.django_db]
 SUITE = {"suite": "blimp_sample", "evaluation_folder": ""}
@@ -105,20 +101,15 @@ def test_prepare_button_prepares_season_and_shows_progress(
     assert Event.objects.about(season).filter(sentence__startswith="Preparation").count() == 2
 
 
-def test_running_preparation_page_shows_stage_and_bytes(maintainer_client: Client, season: Season) -> None:
-    PreparationProgress(claim(request_preparation(season))).begin_stage("Tokenizing", 90 << 20, 30 << 20)
-    page = maintainer_client.get(f"/admin/leaderboard/season/{season.pk}/live/").json()["parts"]["preparation-progress"]
-    text = " ".join(page.replace("\xa0", " ").split())
-    assert "<strong>Tokenizing</strong>" in text
-    assert "30 MiB of 90 MiB" in text
-
-
 def test_cancelled_preparation_stops_process_and_can_be_requested_again(
     maintainer_client: Client, season: Season
 ) -> None:
     preparation = claim(request_preparation(season))
     progress = PreparationProgress(preparation)
-    progress.begin_stage("Tokenizing", 100)
+    progress.begin_stage("Tokenizing", 90 << 20, 30 << 20)
+    page = maintainer_client.get(f"/admin/leaderboard/season/{season.pk}/live/").json()["parts"]["preparation-progress"]
+    assert "<strong>Tokenizing</strong>" in page
+    assert "30 MiB of 90 MiB" in page.replace("\xa0", " ")
     maintainer_client.post(f"/admin/leaderboard/season/{season.pk}/cancel/")
     with pytest.raises(ClaimLostError):
         progress.begin_stage("Storing the dataset")
@@ -133,6 +124,8 @@ def test_seasons_are_prepared_one_at_a_time(season: Season) -> None:
     preparation = claim(request_preparation(season))
     assert request_preparation(season) == preparation
     other_season = Season.objects.create(name="Season 2", active=False, corpus=season.corpus, tokenizer="bpe:300")
+    with pytest.raises(CommandError, match="Another process prepares a season, and a second preparation"):
+        call_command("prepare_season", season="Season 2", verbosity=0, stdout=StringIO())
     waiting = request_preparation(other_season)
     outbox.process_message(waiting.pk)
     waiting.refresh_from_db()
@@ -142,56 +135,6 @@ def test_seasons_are_prepared_one_at_a_time(season: Season) -> None:
     tasks.process_due_long_messages()
     assert {message.state for message in OutboxMessage.objects.filter(kind=preparations.KIND)} == {"done"}
     assert Season.objects.filter(pk__in=(season.pk, other_season.pk), active=True).count() == 2
-
-
-def test_prepare_season_command_is_refused_while_another_season_is_prepared(season: Season) -> None:
-    claim(request_preparation(season))
-    Season.objects.create(name="Season 2", active=False, corpus=season.corpus, tokenizer="bpe:300")
-    with pytest.raises(CommandError, match="Another process prepares a season, and a second preparation"):
-        call_command("prepare_season", season="Season 2", verbosity=0, stdout=StringIO())
-
-
-def test_failed_preparation_is_shown_and_can_be_requested_again(
-    maintainer_client: Client, season: Season, tmp_path: Path
-) -> None:
-    preparation = request_preparation(season)
-    texts = sorted(tmp_path.glob("*.txt"))
-    for text in texts:
-        text.rename(text.with_suffix(".gone"))
-    tasks.process_long_message(preparation.pk)
-    preparation.refresh_from_db()
-    assert preparation.state == "failed"
-    assert "matches no file of text" in preparation.problem
-    page = maintainer_client.get(f"/admin/leaderboard/season/{season.pk}/change/").content.decode()
-    assert "matches no file of text" in page
-    maintainer_client.post(f"/admin/leaderboard/season/{season.pk}/prepare/", SUITE)
-    preparation.refresh_from_db()
-    assert preparation.state == "failed", "its corpus does not exist"
-    for text in texts:
-        text.with_suffix(".gone").rename(text)
-    maintainer_client.post(f"/admin/leaderboard/season/{season.pk}/prepare/", SUITE)
-    tasks.process_due_long_messages()
-    preparation.refresh_from_db()
-    assert preparation.state == "done"
-
-
-def test_preparation_on_full_disk_fails_and_can_be_requested_again(
-    season: Season, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    preparation = request_preparation(season)
-
-    def raise_disk_full(*args: object, **options: object) -> str:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    with monkeypatch.context() as context:
-        context.setattr(storage, "store_stream", raise_disk_full)
-        outbox.process_message(preparation.pk)
-    preparation.refresh_from_db()
-    assert preparation.state == "failed"
-    assert "No space left on device" in preparation.problem
-    outbox.process_message(request_preparation(season).pk)
-    preparation.refresh_from_db()
-    assert preparation.state == "done"
 
 
 def test_preparation_with_unknown_task_or_folder_is_refused(
@@ -207,16 +150,6 @@ def test_preparation_with_unknown_task_or_folder_is_refused(
     assert not OutboxMessage.objects.exists()
     with pytest.raises(SetupError, match="There is no folder"):
         preparations.request_preparation(season, "mara", ["blimp_sample"], tmp_path / "none")
-
-
-def test_preparation_by_coordinator_is_forbidden(client: Client, season: Season, maintainer: User) -> None:
-    coordinator = User.objects.create_user("corin")
-    permissions.grant_role(coordinator, permissions.COORDINATOR, maintainer)
-    client.force_login(coordinator)
-    for name in ("prepare", "cancel"):
-        assert client.post(f"/admin/leaderboard/season/{season.pk}/{name}/", SUITE).status_code == 403
-    assert client.get(f"/admin/leaderboard/season/{season.pk}/live/").status_code == 403
-    assert not OutboxMessage.objects.exists()
 
 
 # --- killed processes ------------------------------------------------------------------------------------------------
@@ -276,28 +209,3 @@ def test_killed_preparation_resumes_where_it_stopped(
     monkeypatch.setenv("DAILYTRAIN_CACHE", str(tmp_path / "another"))
     fresh_season = Season(name="Fresh", corpus=season.corpus, tokenizer=season.tokenizer)
     assert first_season.build_dataset(fresh_season, False, first_season.PreparationProgress())[0] == season.dataset_hash
-
-
-@pytest.mark.django_db(transaction=True)
-@pytest.mark.slow
-@pytest.mark.services
-def test_create_season_command_follows_preparation_of_other_process(season: Season) -> None:
-    PreparationProgress(claim(request_preparation(season))).begin_stage("Tokenizing")
-    process = subprocess.Popen(
-        [sys.executable, "manage.py", "create_season", season.name, "--suite", "blimp_sample"], cwd=REPOSITORY,
-        env={**os.environ, "DATABASE_URL": get_database_url()}, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
-    assert process.stderr
-    assert process.stderr.readline().startswith("Another process works on a preparation: Tokenizing.")
-    assert preparations.cancel_preparation(season, "mara")
-    _, errors = process.communicate(timeout=WAIT_SECONDS)
-    assert "Cancelled by mara." in errors
-    assert process.returncode == 1
-
-
-def test_create_season_command_reports_failed_preparation(season: Season, tmp_path: Path) -> None:
-    arguments = {"corpus": season.corpus, "tokenizer": "bpe:300", "suite": "blimp_sample,copa", "verbosity": 0}
-    with pytest.raises(CommandError, match=r"^No evaluation data of copa, so Season 1 does not begin\."):
-        call_command("create_season", season.name, **arguments, eval_data=tmp_path, stdout=StringIO())
-    assert OutboxMessage.objects.get().state == "failed"

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import jwt
 import pytest
 from allauth.socialaccount.models import SocialAccount
 from django.contrib.auth.models import User
-from django.core.cache import cache, caches
+from django.core.cache import caches
 from django.test import Client
 
 from leaderboard.models import Entry, Track
@@ -20,19 +19,6 @@ from tests.support import oidc_issuer
 from tests.support.oidc_issuer import Issuer
 
 pytestmark = pytest.mark.processes
-
-
-@pytest.fixture
-def oidc_server(settings: Any) -> Iterator[Issuer]:
-    cache.clear()
-    caches["github"].clear()
-    with oidc_issuer.run_oidc_server() as server:
-        settings.GITHUB_OIDC_ISSUER = server.url
-        settings.GITHUB_OIDC_AUDIENCE = "http://127.0.0.1:8000"
-        settings.GITHUB_OIDC_REPOSITORIES = []
-        settings.GITHUB_REPOSITORY = "trains/daily"
-        yield server
-    caches["github"].clear()
 
 
 @pytest.fixture
@@ -58,27 +44,20 @@ def test_ci_token_actor_is_matched_by_github_account_id(
     assert (entry.requested_by, entry.author) == (ada, "ada-here")
 
 
-DAY = 86_400
-
-
 @pytest.mark.parametrize(
     ("changed", "sentence"),
     [
         ({"signed_by": "two"}, "The token's signature is not GitHub's."),
         ({"kid": "two"}, "The token is not signed by GitHub: its key is not known there."),
-        ({"exp": int(time.time()) - DAY}, "The token has expired: ask GitHub for it right before you ask here."),
-        ({"nbf": int(time.time()) + DAY}, "The token cannot be read: The token is not yet valid (nbf)."),
+        ({"exp": int(time.time()) - 86_400}, "The token has expired: ask GitHub for it right before you ask here."),
+        ({"nbf": int(time.time()) + 86_400}, "The token cannot be read: The token is not yet valid (nbf)."),
         ({"aud": "https://other.example"}, "with the audience http://127.0.0.1:8000."),
-        ({"aud": ["a", "b"]}, "The token has another audience"),
         ({"iss": "https://token.actions.githubusercontent.com"}, "The token is not of http://127.0.0.1:"),
         ({"repository": "mallory/daily"}, "Jobs of mallory/daily may not ask here"),
         ({"repository": "trains/daily2"}, "Jobs of trains/daily2 may not ask here"),
         ({"event_name": "pull_request_target"}, "A job of the event pull_request_target may not ask for runs"),
-        ({"event_name": "schedule"}, "A job of the event schedule may not ask for runs"),
         ({"without": "repository"}, "does not say its repository"),
-        ({"without": "sha"}, "does not say its sha"),
         ({"without": "exp"}, 'The token cannot be read: Token is missing the "exp" claim.'),
-        ({"without": "iss"}, 'The token cannot be read: Token is missing the "iss" claim.'),
     ],
 )
 def test_ci_token_with_wrong_claim_is_rejected_with_reason(
@@ -167,24 +146,36 @@ def test_ci_token_of_other_repository_needs_site_setting(
     token = oidc_server.create_token(repository="Trains/Other")
     for names, status in ((["else/where"], 401), (["trains/*"], 403), (["*"], 403), (["trains/other"], 403)):
         settings.GITHUB_OIDC_REPOSITORIES = names
-        assert request_run(client, token, run_request).status_code == status, (
-            names
-        )  # 403: allowed, but not for the main repository
+        # 403: allowed, but not for the main repository
+        assert request_run(client, token, run_request).status_code == status, names
 
 
-def test_ci_token_with_unknown_key_refetches_keys_once_a_minute(
-    client: Client, oidc_server: Issuer, run_request: dict[str, Any]
+@pytest.mark.usefixtures("rate_limit_clock")
+def test_ci_tokens_with_unknown_key_fetch_keys_once_a_minute_and_are_limited(
+    client: Client, oidc_server: Issuer, run_request: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert request_run(client, oidc_server.create_token(), run_request).status_code == 201
-    oidc_server.published_keys = ["one", "two"]
-    for _ in range(3):
-        assert request_run(client, oidc_server.create_token(kid="two"), run_request).status_code == 401
+    def request_with_key(kid: str) -> int:
+        return request_run(client, oidc_server.create_token(kid=kid), run_request).status_code
+
+    def pass_minute() -> None:
+        name = f"oidc-{oidc_server.url}"
+        keys, fetched_at = caches["github"].get(name)
+        caches["github"].set(name, (keys, fetched_at - 61))
+
+    assert request_with_key("one") == 201
+    assert [request_with_key("two") for _ in range(3)] == [401] * 3
     assert len(oidc_server.requests) == 2
-    name = f"oidc-{oidc_server.url}"
-    keys, fetched_at = caches["github"].get(name)
-    caches["github"].set(name, (keys, fetched_at - 61))
-    assert request_run(client, oidc_server.create_token(kid="two"), run_request).status_code == 200
-    assert len(oidc_server.requests) == 4
+    pass_minute()
+    oidc_server.status = 502
+    assert [request_with_key("two") for _ in range(3)] == [503] * 3, "a fetch that failed is not repeated"
+    assert len(oidc_server.requests) == 3
+    assert request_with_key("one") == 200, "its key is known"
+    oidc_server.status, oidc_server.published_keys = 200, ["one", "two"]
+    caches["github"].delete(f"oidc-{oidc_server.url}-problem")
+    pass_minute()
+    assert request_with_key("two") == 200
+    monkeypatch.setitem(rate_limits.PER_MINUTE, "read", 1)
+    assert request_with_key("three") == 429
 
 
 @pytest.mark.parametrize("fault", ["down", "status", "another issuer", "keys elsewhere"])
@@ -206,38 +197,3 @@ def test_ci_token_while_keys_are_unavailable_gets_503(
     oidc_server.status, oidc_server.configuration, settings.GITHUB_OIDC_ISSUER = 200, {}, oidc_server.url
     caches["github"].delete(f"oidc-{oidc_server.url}-problem")  # as after a minute
     assert request_run(client, token, run_request).status_code == 201
-
-
-def test_ci_tokens_with_unknown_keys_after_failed_fetch_are_answered_from_cache(
-    client: Client, oidc_server: Issuer, run_request: dict[str, Any]
-) -> None:
-    assert request_run(client, oidc_server.create_token(), run_request).status_code == 201
-    name = f"oidc-{oidc_server.url}"
-    keys, fetched_at = caches["github"].get(name)
-    caches["github"].set(name, (keys, fetched_at - 61))
-    oidc_server.status = 502
-    before = len(oidc_server.requests)
-    replies = [request_run(client, oidc_server.create_token(kid="two"), run_request) for _ in range(3)]
-    assert [reply.status_code for reply in replies] == [503] * 3
-    assert len({reply.json()["detail"] for reply in replies}) == 1
-    assert len(oidc_server.requests) == before + 1
-    assert request_run(client, oidc_server.create_token(), run_request).status_code == 200  # its key is known
-
-
-@pytest.mark.usefixtures("rate_limit_clock")
-def test_invalid_ci_tokens_of_one_address_are_rate_limited(
-    client: Client, oidc_server: Issuer, run_request: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(rate_limits.PER_MINUTE, "read", 3)
-    replies = [request_run(client, oidc_server.create_token(kid="two"), run_request) for _ in range(4)]
-    assert [reply.status_code for reply in replies] == [401, 401, 401, 429]
-    assert int(replies[-1]["Retry-After"]) > 0
-
-
-def test_ci_token_on_site_without_issuer_is_rejected(
-    client: Client, oidc_server: Issuer, run_request: dict[str, Any], settings: Any
-) -> None:
-    settings.GITHUB_OIDC_ISSUER = ""
-    response = request_run(client, oidc_server.create_token(), run_request)
-    assert response.status_code == 401
-    assert "takes no tokens of GitHub Actions" in response.json()["detail"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import re
 from typing import Any
@@ -13,14 +15,14 @@ from openapi_pydantic import OpenAPI
 from pytest_django import DjangoAssertNumQueries
 
 from leaderboard.api import api
+from leaderboard.api.table import write_csv
 from leaderboard.job_handlers import metrics
-from leaderboard.models import Run, Track
+from leaderboard.models import Run, Score
 from leaderboard.rankings.standings_store import recompute_standings
 from leaderboard.runs import make_run
-from scheduler import rate_limits
 from scheduler.models import Node
 from tests.leaderboard.conftest import finish_run
-from tests.support import scene
+from tests.support import boards, scene
 
 pytestmark = pytest.mark.django_db
 API = "/api/v1"
@@ -47,29 +49,6 @@ def test_cursor_pages_through_all_rows_while_others_are_added(client: Client, ru
         assert cursor is None or re.fullmatch(r"[\w-]+", cursor)
         make_run(run.entry, run.track)
     assert listed_ids == sorted(run_ids, reverse=True)
-
-
-@pytest.mark.usefixtures("rate_limit_clock")
-def test_requests_over_the_limit_of_an_address_are_429(
-    client: Client, track: Track, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(rate_limits.PER_MINUTE, "read", 3)
-    responses = [client.get(f"{API}/tracks") for _ in range(4)]
-    assert [response.status_code for response in responses] == [200, 200, 200, 429]
-    assert 0 < int(responses[3]["Retry-After"]) <= 60
-    assert "Try again" in responses[3].json()["detail"]
-    assert client.get(f"{API}/tracks", REMOTE_ADDR="203.0.113.7").status_code == 200
-
-
-def test_pool_lists_with_many_rows_take_the_same_queries(
-    client: Client, node: Node, django_assert_max_num_queries: DjangoAssertNumQueries
-) -> None:
-    for number in range(5):
-        Node.objects.create(name=f"more-{number}", state=Node.State.ONLINE, last_seen=node.registered_at)
-    with django_assert_max_num_queries(3):
-        client.get(f"{API}/nodes")
-    with django_assert_max_num_queries(4):
-        client.get(f"{API}/sponsors")
 
 
 def test_openapi_document_is_valid_and_lists_all_paths(client: Client) -> None:
@@ -147,15 +126,6 @@ def test_run_shows_its_provenance_and_scores(client: Client, run: Run, node: Nod
     assert get_json(client, f"/runs/{run.pk}/samples")[1] == samples
 
 
-def test_entry_lists_its_runs(client: Client, run: Run) -> None:
-    _, entry_data, _ = get_json(client, f"/entries/{run.entry_id}")
-    assert isinstance(entry_data, dict)
-    assert [row["id"] for row in entry_data["runs"]] == [run.pk]
-    assert entry_data["changed_files"] == []
-    _, page, _ = get_json(client, "/entries")
-    assert [row["id"] for row in page["items"]] == [run.entry_id]  # type: ignore[index]
-
-
 @pytest.mark.stored_standings
 def test_tables_with_many_rows_take_the_same_queries(
     client: Client, run: Run, django_assert_num_queries: DjangoAssertNumQueries
@@ -187,3 +157,43 @@ def test_docs_page_requests_no_other_host(client: Client, db: None) -> None:
     assert page.status_code == 200
     assert "https://" not in page.content.decode()
     assert "default-src 'none'" in page.headers["Content-Security-Policy"]
+
+
+BOARD = "/api/v1/tracks/small/board?format=csv"
+
+
+def get_csv_rows(client: Client, address: str) -> list[dict[str, str]]:
+    response = client.get(address)
+    assert response["Content-Type"] == "text/csv; charset=utf-8"
+    return list(csv.DictReader(io.StringIO(response.content.decode())))
+
+
+def test_board_csv_has_multipliers_and_scores(client: Client) -> None:
+    _, entries = boards.create_board()
+    run = Run.objects.filter(entry=entries["Better"]).earliest("pk")
+    Score.objects.create(run=run, name="blimp/acc", value=0.5, stderr=0.1)
+    rows = {row["id"]: row for row in get_csv_rows(client, BOARD)}
+    first = rows[str(run.pk)]
+    assert (first["title"], first["estimate.rank"], first["estimate.runs"]) == ("Better", "1", "3")
+    assert float(first["estimate.low"]) < float(first["estimate.cm"]) < float(first["estimate.high"])
+    assert (first["scores.blimp/acc.value"], first["scores.blimp/acc.stderr"]) == ("0.5", "0.1")
+    assert {row["title"] for row in rows.values()} == {"main, 3 March", "Better", "Level", "Worse"}
+
+
+def test_csv_links_to_the_next_page(client: Client) -> None:
+    boards.create_board()
+    address, rows = "/api/v1/runs?track=small&limit=4&format=csv", []
+    while address:
+        rows += get_csv_rows(client, address)
+        link = client.get(address).headers.get("Link", "")
+        address = link.removeprefix("<http://127.0.0.1:8000").partition(">")[0]
+    assert len({row["id"] for row in rows}) == len(rows) == Run.objects.count()
+
+
+@pytest.mark.parametrize("title", ['=HYPERLINK("http://x")', "+1", "-2", "@cmd", "\tx"])
+def test_csv_escapes_spreadsheet_formulas(title: str) -> None:
+    rows = [{"title": title, "value": -1.5, "labels": [title, "gpu"], "of": {"parts": [{"a": 1}]}, "none": None}]
+    assert list(csv.reader(io.StringIO(write_csv(rows)))) == [
+        ["title", "value", "labels", "of.parts", "none"],
+        [f"'{title}", "-1.5", f"'{title} gpu", '{"a": 1}', ""],
+    ]
