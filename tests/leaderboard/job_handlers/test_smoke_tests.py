@@ -99,29 +99,6 @@ def test_failed_smoke_test_counts_against_entry_by_cause(proposed_entry: Entry) 
     assert "is invalid" in proposed_entry.smoke_sentence
 
 
-def test_approved_pull_request_waits_for_smoke_test_then_queues(
-    proposed_entry: Entry, pull_request: PullRequest, maintainer: User
-) -> None:
-    (run,) = intake.approve_entry(proposed_entry, proposed_entry.sha, maintainer)
-    assert (run.state, run.reason) == (Run.State.WAITING, "Approved; waits for its smoke test.")
-    assert not proposed_entry.smoke_job.needs_trusted, "approved code needs no trusted node"
-    assert finish_smoke_test(proposed_entry, PASSED).state == Entry.State.APPROVED
-    run.refresh_from_db()
-    assert run.state == Run.State.QUEUED
-
-
-def test_second_approval_after_failed_smoke_test_queues_run(
-    proposed_entry: Entry, pull_request: PullRequest, maintainer: User
-) -> None:
-    (run,) = intake.approve_entry(proposed_entry, proposed_entry.sha, maintainer)
-    finish_smoke_test(proposed_entry, FAILED)
-    run.refresh_from_db()
-    assert run.state == Run.State.WAITING
-    assert run.reason.startswith("Approved, but its smoke test failed: The loss does not fall")
-    (run,) = intake.approve_entry(proposed_entry, proposed_entry.sha, maintainer)
-    assert run.state == Run.State.QUEUED
-
-
 def test_approval_during_smoke_test_waits_for_its_end(proposed_entry: Entry, maintainer: User) -> None:
     smoke_tests.queue_smoke_test(proposed_entry, is_vouched=True)
     proposed_entry.refresh_from_db()

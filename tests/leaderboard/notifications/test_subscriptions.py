@@ -10,17 +10,19 @@ import time_machine
 from django.contrib.auth.models import Group, User
 from django.utils import timezone
 
+from dailytrain import schedule
 from leaderboard import events, permissions, tasks
 from leaderboard.models import Entry, Night, OutboxMessage, Run, Subscription, Track
 from leaderboard.notifications import delivery
 from leaderboard.notifications.message import Message
-from leaderboard.notifications.topics import TOPICS, is_waiting_for_approval
+from leaderboard.notifications.topics import TOPICS, is_waiting_for_approval, list_choosable_topics
 from leaderboard.schedule import nightly
 from leaderboard.submissions import intake
 from scheduler import pool
 from scheduler.models import Node
 from tests.leaderboard.conftest import Repository, finish_run
 from tests.leaderboard.rankings.test_confirmations import create_candidate, finish_confirmations
+from tests.support import scene
 
 pytestmark = pytest.mark.django_db
 
@@ -195,3 +197,58 @@ def test_morning_report_task_sends_once_a_day(track: Track) -> None:
     tasks.send_morning_report()
     tasks.send_morning_report()
     assert list_notices("morning") == [("vera", "2026-03-02")]
+
+
+EVENING = datetime(2026, 3, 2, 18, 0, tzinfo=UTC)  # two hours before the night
+
+
+@pytest.fixture
+def track_without_data() -> Track:
+    """A nightly track of a season without data: its night cannot start."""
+    schedule.install()
+    nightly_track = scene.create_track()
+    nightly_track.season.dataset_hash = ""
+    nightly_track.season.save()
+    return nightly_track
+
+
+def create_alert_subscriber(name: str, *roles: str) -> User:
+    user = User.objects.create_user(name)
+    for role in roles:
+        permissions.grant_role(user, role, None)
+    Subscription.objects.create(
+        user=user, kind="webhook", address="https://example.org/", topics=["alert"], confirmed_at=EVENING
+    )
+    return user
+
+
+def list_alerts(name: str) -> list[str]:
+    notices = OutboxMessage.objects.filter(kind="notice", payload__topic="alert")
+    return [notice.payload["about"] for notice in notices if f".{name}." in notice.payload["about"]]
+
+
+def test_alert_for_night_that_will_not_start_is_sent_to_maintainers_once_a_day(track_without_data: Track) -> None:
+    carl = create_alert_subscriber("carl", permissions.COORDINATOR)
+    mara = create_alert_subscriber("mara", permissions.MAINTAINER)
+    assert ("alert" in list_choosable_topics(carl), "alert" in list_choosable_topics(mara)) == (False, True)
+    with time_machine.travel(EVENING - timedelta(hours=6), tick=False):
+        tasks.send_alerts()
+    assert list_alerts("NightWillFail") == [], "the night is hours away"
+    with time_machine.travel(EVENING, tick=False):
+        tasks.send_alerts()
+        tasks.send_alerts()
+    assert list_alerts("NightWillFail") == [f"2026-03-02.NightWillFail.{track_without_data.slug}"]
+    with time_machine.travel(EVENING + timedelta(days=1), tick=False):
+        tasks.send_alerts()
+    assert len(list_alerts("NightWillFail")) == 2
+    receivers = OutboxMessage.objects.filter(kind="notice").values_list("payload__subscription", flat=True)
+    assert set(receivers) == {mara.subscriptions.get().pk}
+
+
+def test_alert_for_night_that_did_not_finish_is_sent(track_without_data: Track) -> None:
+    create_alert_subscriber("mara", permissions.MAINTAINER)
+    track_without_data.season.started_at = EVENING - timedelta(days=3)
+    track_without_data.season.save()
+    with time_machine.travel(EVENING, tick=False):
+        tasks.send_alerts()
+    assert list_alerts("NightDidNotFinish") == [f"2026-03-02.NightDidNotFinish.{track_without_data.slug}"]

@@ -7,7 +7,6 @@ from functools import partial
 from typing import Any
 
 import pytest
-from django.core.exceptions import ValidationError
 from django.test import Client
 from django.utils import timezone
 
@@ -72,17 +71,6 @@ def test_milestone_sent_twice_is_stored_once(long_run: Run, client: Client) -> N
     send_milestone(long_run, 30, 300)
     assert len(list_publications(long_run)) == 2
     assert releases.get_release_progress(Run.objects.get(pk=long_run.pk)) is None
-
-
-@pytest.mark.parametrize(("milestones", "release_percent"), [(10, 7), (20, 50)])
-def test_track_with_incompatible_spacings_is_refused(long_run: Run, milestones: int, release_percent: int) -> None:
-    track = long_run.track
-    track.milestones, track.releases = milestones, release_percent
-    with pytest.raises(ValidationError, match="one must be a multiple of the other"):
-        track.clean()
-    track.save()  # a row from before this check
-    send_milestone(long_run, 1, 10)
-    assert list_publications(long_run) == []
 
 
 @pytest.mark.parametrize(

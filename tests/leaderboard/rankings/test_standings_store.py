@@ -136,7 +136,6 @@ def test_refreshed_standings_include_latest_change() -> None:
     recompute_standings(track)
     dispute_first_run(track)
 
-    tables = load_standings(track), refresh_standings(track)
+    rows = [load(track).get_row(entries["Better"].pk) for load in (load_standings, refresh_standings)]
 
-    rows = [table.get_row(entries["Better"].pk) for table in tables]
     assert [row.run_count for row in rows if row] == [3, 2]

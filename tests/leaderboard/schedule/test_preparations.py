@@ -2,13 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import random
-import signal
-import subprocess
-import sys
-import time
 from datetime import timedelta
 from io import StringIO
 from pathlib import Path
@@ -22,12 +15,10 @@ from django.utils import timezone
 
 from leaderboard import broker, outbox, tasks
 from leaderboard.models import OutboxMessage, Season, Track
-from leaderboard.schedule import first_season, preparations
+from leaderboard.schedule import preparations
 from leaderboard.schedule.first_season import SetupError
 from leaderboard.schedule.preparation_progress import ClaimLostError, PreparationProgress
 from scheduler.models import Event
-from tests.support.database import get_database_url
-from tests.support.paths import REPOSITORY
 
 pytestmark = [pytest.mark.processes, pytest.mark.sql, pytest.mark.django_db]
 SUITE = {"suite": "blimp_sample", "evaluation_folder": ""}
@@ -43,10 +34,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def season(tmp_path: Path, cache: Path) -> Season:
     for number in range(12):
         (tmp_path / f"{number}.txt").write_text(f"Platform {number} is closed on day {number}. " * 30)
-    return create_season(f"files:{tmp_path}/*.txt")
-
-
-def create_season(corpus: str) -> Season:
+    corpus = f"files:{tmp_path}/*.txt"
     return Season.objects.create(name="Season 1", active=False, corpus=corpus, tokenizer="bpe:300")
 
 
@@ -109,7 +97,7 @@ def test_cancelled_preparation_stops_process_and_can_be_requested_again(
     progress.begin_stage("Tokenizing", 90 << 20, 30 << 20)
     page = maintainer_client.get(f"/admin/leaderboard/season/{season.pk}/live/").json()["parts"]["preparation-progress"]
     assert "<strong>Tokenizing</strong>" in page
-    assert "30 MiB of 90 MiB" in page.replace("\xa0", " ")
+    assert "30 MiB of 90 MiB" in " ".join(page.split())
     maintainer_client.post(f"/admin/leaderboard/season/{season.pk}/cancel/")
     with pytest.raises(ClaimLostError):
         progress.begin_stage("Storing the dataset")
@@ -150,62 +138,3 @@ def test_preparation_with_unknown_task_or_folder_is_refused(
     assert not OutboxMessage.objects.exists()
     with pytest.raises(SetupError, match="There is no folder"):
         preparations.request_preparation(season, "mara", ["blimp_sample"], tmp_path / "none")
-
-
-# --- killed processes ------------------------------------------------------------------------------------------------
-
-
-def write_corpus(folder: Path) -> str:
-    """Write 12 MB of words: enough that the tokenizer is trained for a while."""
-    rng = random.Random(19)
-    words = ["".join(rng.choices("abcdefghijklmnopqrstuvwxyz", k=rng.randint(2, 9))) for _ in range(20_000)]
-    with (folder / "words.jsonl").open("w") as file:
-        for _ in range(2000):
-            file.write(json.dumps({"text": " ".join(rng.choices(words, k=1000))}) + "\n")
-    return f"files:{folder}/words.jsonl"
-
-
-def start_worker(pk: int, cache: Path) -> subprocess.Popen[bytes]:
-    """Work on a preparation in another process, as a worker does."""
-    code = f"import django; django.setup(); from leaderboard import tasks; tasks.process_long_message({pk})"
-    environment = {**os.environ, "DATABASE_URL": get_database_url(), "DAILYTRAIN_CACHE": str(cache)}
-    return subprocess.Popen([sys.executable, "-c", code], cwd=REPOSITORY, env=environment)
-
-
-@pytest.mark.django_db(transaction=True)
-@pytest.mark.slow
-@pytest.mark.services
-def test_killed_preparation_resumes_where_it_stopped(
-    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    season = create_season(write_corpus(tmp_path))
-    Season.objects.filter(pk=season.pk).update(tokenizer="bpe:4096")
-    season.refresh_from_db()
-    preparation = request_preparation(season)
-    worker = start_worker(preparation.pk, cache)
-    while not any('"complete": true' in state.read_text() for state in cache.glob("datasets/.*/spool/documents.json")):
-        assert worker.poll() is None
-        time.sleep(0.01)
-    os.kill(worker.pid, signal.SIGKILL)
-    worker.wait()
-    preparation.refresh_from_db()
-    assert preparation.state == "claimed"
-    OutboxMessage.objects.update(claimed_until=timezone.now() - timedelta(seconds=1))
-    stages: list[tuple[str, int | None, int]] = []
-    begin_stage = PreparationProgress.begin_stage
-
-    def record_stage(self: PreparationProgress, title: str, total: int | None = None, done: int = 0) -> None:
-        stages.append((title, total, done))
-        begin_stage(self, title, total, done)
-
-    monkeypatch.setattr(PreparationProgress, "begin_stage", record_stage)
-    tasks.process_due_long_messages()
-    preparation.refresh_from_db()
-    assert preparation.state == "done", preparation.problem
-    size = (tmp_path / "words.jsonl").stat().st_size
-    resumed_bytes = next(done for title, _, done in stages if title == "Reading the corpus")
-    assert 0.9 * size < resumed_bytes < size, "the corpus is not read again"
-    season.refresh_from_db()
-    monkeypatch.setenv("DAILYTRAIN_CACHE", str(tmp_path / "another"))
-    fresh_season = Season(name="Fresh", corpus=season.corpus, tokenizer=season.tokenizer)
-    assert first_season.build_dataset(fresh_season, False, first_season.PreparationProgress())[0] == season.dataset_hash

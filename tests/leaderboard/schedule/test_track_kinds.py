@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
@@ -82,21 +83,42 @@ def test_playground_trial_run_is_followed_by_full_run(
     assert list(Run.objects.on_board(playground)) == [full_run]
 
 
+SWARM: dict[str, Any] = {
+    "kind": Track.Kind.SWARM, "swarm": {"stages": 2, "workers": 2}, "probe_seconds": 0, "nightly": False,
+}  # fmt: skip
+LADDER = {"rungs": [0.5, 1], "seeds": 1}
+
+
 @pytest.mark.parametrize(
-    ("trial", "message"),
+    ("fields", "message"),
     [
-        ({"config": {}}, "trial: it is"),
-        ({"part": 1}, "less than 1"),
-        ({"part": 0.5, "config": []}, "a table"),
-        ({"part": 0.5, "size": 3}, "trial: it is"),
-        ({"part": 0.5, "config": {}}, "one or the other"),
+        ({"ladder": {"rungs": [0.5, 1]}}, "it is"),
+        ({"ladder": []}, "it is"),
+        ({"ladder": {"rungs": [0.5, 2], "seeds": 3}}, "1 .the whole budget. is one of them"),
+        ({"ladder": {"rungs": [1, 1], "seeds": 3}}, "each rung comes once"),
+        ({"ladder": {"rungs": [1, "2"], "seeds": 3}}, "rungs are parts of the budget"),
+        ({"ladder": {"rungs": [1, 0.001], "seeds": 3}}, "from 1/64 to 64"),
+        ({"ladder": {"rungs": [1], "seeds": 0}}, "seeds is a whole number"),
+        ({"ladder": {"rungs": [1], "seeds": True}}, "seeds is a whole number"),
+        ({"ladder": {"rungs": [0.51, 0.52, 1], "seeds": 1}}, "too small for rungs so near"),
+        ({"trial": {"config": {}}}, "trial: it is"),
+        ({"trial": {"part": 1}}, "less than 1"),
+        ({"trial": {"part": 0.5, "config": []}}, "a table"),
+        ({"kind": Track.Kind.PLAYGROUND, "trial": {"part": 0.5, "config": {}}, "ladder": LADDER}, "one or the other"),
+        ({"milestones": 10, "releases": 7}, "one must be a multiple of the other"),
+        ({**SWARM, "swarm": {}}, "it is"),
+        ({**SWARM, "swarm": {"stages": 0, "workers": 1}}, "whole number"),
+        ({**SWARM, "swarm": {"stages": 2, "workers": 2, "patience": 0}}, "patience"),
+        ({**SWARM, "budget": "60s"}, "number of steps"),
+        ({**SWARM, "releases": 10}, "no releases"),
+        ({"swarm": SWARM["swarm"]}, "only a track of kind swarm"),
     ],
 )
-def test_track_with_invalid_trial_is_refused(track: Track, trial: object, message: str) -> None:
-    track.kind, track.ladder = Track.Kind.PLAYGROUND, {"rungs": [0.5, 1], "seeds": 1}
-    track.trial = trial  # type: ignore[assignment]
+def test_track_with_invalid_settings_is_refused(track: Track, fields: dict[str, Any], message: str) -> None:
+    for name, value in fields.items():
+        setattr(track, name, value)
     with pytest.raises(ValidationError, match=message):
-        track.clean()
+        track.full_clean()
 
 
 @pytest.mark.parametrize("name", TEMPLATES)

@@ -184,6 +184,3 @@ def test_next_link_to_other_server_is_refused(app_client: Client, github: GitHub
     github.fail_requests(200, path="/comments", body=[], Link='<http://127.0.0.1:1/steal?page=2>; rel="next"')
     with pytest.raises(PermanentError, match="another server"):
         list(app_client.list_comments(7))
-
-
-# --- credentials -----------------------------------------------------------------------------------------------------

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
-from datetime import timedelta
 from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
-from django.utils import timezone
+from django.core.cache import caches
 
-from leaderboard import events, outbox
-from leaderboard.integrations.github import deliveries, sync
-from leaderboard.integrations.github.connection import Connection
+from leaderboard.integrations.github import sync
 from leaderboard.models import Entry, OutboxMessage, PullRequest, Run, Track
 from leaderboard.submissions import intake
-from scheduler.models import Event, Node
+from scheduler.models import Node
 from tests.leaderboard.conftest import finish_run
 from tests.support import github_payloads as payloads
 from tests.support.git_objects import commit_tree, write_object
@@ -212,13 +208,6 @@ def test_comment_that_was_deleted_is_created_again(pull: PullRequestAuthor, gith
     assert pull.sha[:8] in pull.comment
 
 
-def test_site_without_github_credentials_still_creates_entry(pull: PullRequestAuthor, settings: Any) -> None:
-    settings.GITHUB_APP_ID = settings.GITHUB_PRIVATE_KEY = ""
-    pull.open()
-    assert list_entries() == [(pull.sha[:8], "proposed")]
-    assert {message.state for message in OutboxMessage.objects.filter(kind="github.comment")} == {"failed"}
-
-
 def test_failed_smoke_run_names_line_and_second_approval_overrides_it(
     pull: PullRequestAuthor, maintainer: User
 ) -> None:
@@ -233,84 +222,39 @@ def test_failed_smoke_run_names_line_and_second_approval_overrides_it(
     assert pull.check[2] == "Waits for a node"
 
 
-class CrashError(BaseException):
-    """Not an `Exception`, so no handler catches it: uncommitted rows are lost and claims stay."""
-
-
-class RequestCrashes:
-    """Crashes the first request of each kind before it is sent, and the second after it was sent."""
-
-    def __init__(self) -> None:
-        self.attempts: dict[str, int] = {}
-        self.count = 0
-
-    def wrap_send(self, send_once: Any) -> Any:
-        def send_and_crash(connection: Connection, method: str, address: str, *rest: Any) -> Any:
-            key = f"{method} {address}"
-            self.attempts[key] = self.attempts.get(key, 0) + 1
-            if self.attempts[key] == 1:
-                self.crash()
-            answer = send_once(connection, method, address, *rest)
-            if self.attempts[key] == 2:
-                self.crash()
-            return answer
-
-        return send_and_crash
-
-    def crash(self) -> None:
-        self.count += 1
-        raise CrashError
-
-
-@pytest.fixture
-def request_crashes(monkeypatch: pytest.MonkeyPatch) -> Iterator[RequestCrashes]:
-    crashes = RequestCrashes()
-    monkeypatch.setattr(Connection, "send_once", crashes.wrap_send(Connection.send_once))
-    yield crashes
-    assert crashes.count > 10
-
-
-class CrashingPullRequestAuthor(PullRequestAuthor):
-    """A conversation with a site whose workers crash; later workers continue their work."""
-
-    def process_pending_work(self, *, once: bool = False) -> None:
-        for _ in range(100):
-            long_ago = timezone.now() - timedelta(seconds=1)
-            OutboxMessage.objects.filter(state=OutboxMessage.State.PENDING).update(not_before=long_ago)
-            OutboxMessage.objects.filter(state=OutboxMessage.State.CLAIMED).update(claimed_until=long_ago)
-            try:
-                if not events.announce_events() + outbox.process_due():
-                    return
-            except CrashError:
-                continue
-        raise AssertionError("work is still pending after 100 rounds")
-
-    def process_delivery(self, event: str, payload: dict[str, Any]) -> None:
-        deliveries.store_delivery(event, str(len(self.github.deliveries)).encode(), payload)
-
-
-def test_pull_request_with_crashing_workers_gets_one_result(
-    github: GitHub, pull: PullRequestAuthor, capable_node: Node, request_crashes: RequestCrashes
+def test_pull_request_with_lost_responses_and_repeated_deliveries_gets_one_result(
+    pull: PullRequestAuthor, github: GitHub, capable_node: Node, settings: Any
 ) -> None:
-    pull = CrashingPullRequestAuthor(github, pull.fork, pull.sha)
-    pull.open(body="---\ntrack: small\nhypothesis: It helps.\n---")
-    assert "2 things are in the way" in pull.comment
-    delivered = list(github.deliveries)
-    pull.change("edited", body="---\ntrack: small\nhypothesis: It helps.\nexpected_effect: 3 %\ncontact: @ada\n---")
+    github.fail_requests(502, path="/comments$", method="POST", after=True)
+    github.apply_secondary_limit(1, path="/check-runs$", method="POST")
+    pull.open(process_now=False)
+    pull.process_pending_work(once=True)
+    waiting = {message.kind: message.problem for message in OutboxMessage.objects.filter(state="pending")}
+    assert "GitHub answered 502" in waiting["github.comment"]
+    assert "secondary rate limit" in waiting["github.check"]
+    caches["github"].clear()  # the rate limit is over
+    pull.process_pending_work()
+    assert pull.check == ("queued", None, "Waits for approval")
     pull.push({"trainer/models/smear.py": "x = 3\n"})
     pull.post_comment("mara", f"/approve {pull.sha[:8]}")
-    pull.post_comment("eve", "/approve")
+    assert "smoke test of commit" in pull.comment
     pull.finish_smoke_test()
-    finish_run(Run.objects.get(), capable_node)
-    for delivery in delivered:  # a late repetition
+    run = Run.objects.get()
+    assert f"Run {run.pk} waits for a node" in pull.comment
+    finish_run(run, capable_node)
+    pull.process_pending_work()
+    changes = github.count_requests("PATCH", "/issues/comments")
+    for delivery in list(github.deliveries):
         pull.process_delivery(delivery["event"], delivery["payload"])
     pull.process_pending_work()
-
+    assert github.count_requests("PATCH", "/issues/comments") == changes
     assert [entry.state for entry in Entry.objects.order_by("pk")] == ["withdrawn", "approved"]
     assert "2.5000 bits per byte" in pull.comment
-    assert len(pull.answers) == 1
     assert pull.check == ("completed", "success", "2.5000 bits per byte")
-    assert len(github.get_or_create_repository("trains/daily").checks) == 2  # one for each commit
-    assert [content for _, content in github.get_or_create_repository("trains/daily").reactions] == ["+1", "confused"]
-    assert Event.objects.filter(sentence__startswith=f"Commit {pull.sha[:8]} approved").count() == 1
-    assert not OutboxMessage.objects.exclude(state=OutboxMessage.State.DONE).exists()
+    repository = github.repositories["trains/daily"]
+    assert (len(pull.comments), len(repository.checks)) == (1, 2), "a check for each commit"
+    assert [content for _, content in repository.reactions] == ["+1"]
+    settings.GITHUB_APP_ID = settings.GITHUB_PRIVATE_KEY = ""  # without credentials entries are still created
+    pull.push({"trainer/models/smear.py": "x = 4\n"})
+    assert Entry.objects.latest("pk").sha == pull.sha
+    assert OutboxMessage.objects.filter(kind="github.comment", state="failed").exists()
