@@ -69,14 +69,6 @@ def test_entry_rejection_without_reason_is_refused(maintainer_client: Client, pr
     assert Event.objects.about(proposed_entry).last().actor == "mara"  # type: ignore[union-attr]
 
 
-def test_entry_approval_with_invalid_field_names_it(maintainer_client: Client, proposed_entry: Entry) -> None:
-    values = {"sha": proposed_entry.sha, "budget": "1" * 41, "impact": "much"}
-    address = f"/admin/leaderboard/entry/{proposed_entry.pk}/approve/"
-    page = maintainer_client.post(address, values, follow=True).content.decode()
-    assert "budget: Ensure this value has at most 40 characters" in page
-    assert "impact: Enter a whole number." in page
-
-
 def run_admin_action(client: Client, action: str, row: Model) -> str:
     data = {"action": action, "_selected_action": [row.pk]}
     return client.post(f"/admin/leaderboard/{row._meta.model_name}/", data, follow=True).content.decode()

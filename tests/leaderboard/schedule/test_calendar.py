@@ -17,10 +17,9 @@ from hypothesis import strategies as st
 from icalendar import Calendar
 
 from dailytrain import schedule
-from leaderboard.models import Month, Night, Run, Track
+from leaderboard.models import Month, Night, Track
 from leaderboard.schedule import calendar, due_times, nightly
 from leaderboard.views.calendar import Bar, build_bars
-from scheduler.models import Node
 from tests.support import scene
 
 pytestmark = pytest.mark.django_db
@@ -89,18 +88,6 @@ def test_next_crontab_time_matches_celery(
 
 def get_page_text(client: Client) -> str:
     return " ".join(client.get("/calendar/").content.decode().split())
-
-
-@time_machine.travel(NOW, tick=False)
-def test_calendar_page_with_running_night_shows_no_second_run(
-    beat_schedule: None, track: Track, capable_node: Node, client: Client
-) -> None:
-    (night,) = nightly.start_nightly_runs(timezone.now() - DAY)
-    Run.objects.filter(pk=night.run_id).update(state=Run.State.TRAINING, fraction=0.5, seconds=60.0)
-    page = get_page_text(client)
-    assert "is-due-stays" in page
-    assert f'<a href="/runs/{night.run_id}/">The run of an earlier night</a> is still training' in page
-    assert "so tonight’s run starts when it has ended" in page
 
 
 @time_machine.travel(NOW, tick=False)

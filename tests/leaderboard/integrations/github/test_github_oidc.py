@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 import jwt
@@ -21,25 +22,26 @@ from tests.support.oidc_issuer import Issuer
 pytestmark = pytest.mark.processes
 
 
+RequestRun = Callable[..., Any]
+
+
 @pytest.fixture
-def run_request(main_repository: Repository, track: Track, oidc_server: Issuer) -> dict[str, Any]:
-    """The request of a CI job of the main repository."""
-    sha = main_repository.git("rev-parse", "HEAD")
-    oidc_server.claims["sha"] = sha
-    return {"repository": str(main_repository.path), "sha": sha, "architecture": "smear", "title": "Smeared keys"}
+def request_run(client: Client, main_repository: Repository, track: Track, oidc_server: Issuer) -> RequestRun:
+    """Return a function that requests a run with a token, by default of the main repository's newest commit."""
+    oidc_server.claims["sha"] = sha = main_repository.git("rev-parse", "HEAD")
+    known = {"repository": str(main_repository.path), "sha": sha, "architecture": "smear", "title": "Smeared keys"}
+
+    def post(token: str, **changes: Any) -> Any:
+        headers = {"Authorization": f"Bearer {token}"}
+        return client.post("/api/v1/runs", known | changes, content_type="application/json", headers=headers)
+
+    return post
 
 
-def request_run(client: Client, token: str, run_request: dict[str, Any]) -> Any:
-    headers = {"Authorization": f"Bearer {token}"}
-    return client.post("/api/v1/runs", run_request, content_type="application/json", headers=headers)
-
-
-def test_ci_token_actor_is_matched_by_github_account_id(
-    client: Client, oidc_server: Issuer, run_request: dict[str, Any]
-) -> None:
+def test_ci_token_actor_is_matched_by_github_account_id(oidc_server: Issuer, request_run: RequestRun) -> None:
     ada = User.objects.create_user("ada-here")
     SocialAccount.objects.create(user=ada, provider="github", uid="77")
-    assert request_run(client, oidc_server.create_token(), run_request).status_code == 201
+    assert request_run(oidc_server.create_token()).status_code == 201
     entry = Entry.objects.get()
     assert (entry.requested_by, entry.author) == (ada, "ada-here")
 
@@ -61,17 +63,15 @@ def test_ci_token_actor_is_matched_by_github_account_id(
     ],
 )
 def test_ci_token_with_wrong_claim_is_rejected_with_reason(
-    client: Client, oidc_server: Issuer, run_request: dict[str, Any], changed: dict[str, Any], sentence: str
+    oidc_server: Issuer, request_run: RequestRun, changed: dict[str, Any], sentence: str
 ) -> None:
-    response = request_run(client, oidc_server.create_token(**changed), run_request)
+    response = request_run(oidc_server.create_token(**changed))
     assert response.status_code == 401
     assert sentence in response.json()["detail"]
     assert not Entry.objects.exists()
 
 
-def test_ci_token_with_forged_signature_is_rejected(
-    client: Client, oidc_server: Issuer, run_request: dict[str, Any]
-) -> None:
+def test_ci_token_with_forged_signature_is_rejected(oidc_server: Issuer, request_run: RequestRun) -> None:
     claims = jwt.decode(oidc_server.create_token(), options={"verify_signature": False})
     public = oidc_server.build_jwk("one")["n"]
     forged = [
@@ -84,7 +84,7 @@ def test_ci_token_with_forged_signature_is_rejected(
         f"{'x' * 20_000}.b.c",
     ]
     for token in forged:
-        response = request_run(client, token, run_request)
+        response = request_run(token)
         assert response.status_code == 401, token[:60]
         assert response.json()["detail"].startswith("The token")
     assert not Entry.objects.exists()
@@ -99,19 +99,19 @@ def test_ci_token_with_forged_signature_is_rejected(
     ],
 )
 def test_ci_token_for_other_commit_or_repository_is_rejected(
-    client: Client, oidc_server: Issuer, run_request: dict[str, Any], changed: dict[str, Any], sentence: str
+    oidc_server: Issuer, request_run: RequestRun, changed: dict[str, Any], sentence: str
 ) -> None:
-    response = request_run(client, oidc_server.create_token(), {**run_request, **changed})
+    response = request_run(oidc_server.create_token(), **changed)
     assert response.status_code == 403
     assert sentence in response.json()["detail"]
     assert not Entry.objects.exists()
 
 
 def test_ci_token_of_pull_request_is_valid_for_its_head_commit(
-    client: Client, oidc_server: Issuer, main_repository: Repository, run_request: dict[str, Any]
+    oidc_server: Issuer, main_repository: Repository, request_run: RequestRun
 ) -> None:
     """`sha` of the token is the merge commit; the head to train is its second parent."""
-    base = run_request["sha"]
+    base = main_repository.git("rev-parse", "HEAD")
     main_repository.git("switch", "--quiet", "--create", "idea")
     head = main_repository.commit("Idea", {"trainer/models/smear.py": "class Model:\n    better = True\n"})
     main_repository.git("switch", "--quiet", "main")
@@ -119,21 +119,21 @@ def test_ci_token_of_pull_request_is_valid_for_its_head_commit(
     main_repository.git("merge", "--quiet", "--no-ff", "-m", "Merge", "idea")
     merge = main_repository.git("rev-parse", "HEAD")
     job = {"event_name": "pull_request", "sha": merge, "ref": "refs/pull/7/merge"}
-    assert request_run(client, oidc_server.create_token(**job), {**run_request, "sha": head}).status_code == 201
+    assert request_run(oidc_server.create_token(**job), sha=head).status_code == 201
     assert Entry.objects.get().sha == head
     for other in (base, main_repository.git("rev-parse", "HEAD~1"), "1" * 40):
-        response = request_run(client, oidc_server.create_token(**job), {**run_request, "sha": other})
+        response = request_run(oidc_server.create_token(**job), sha=other)
         assert response.status_code == 403, other
-    pushed = request_run(client, oidc_server.create_token(sha=merge), {**run_request, "sha": head})
+    pushed = request_run(oidc_server.create_token(sha=merge), sha=head)
     assert pushed.status_code == 403  # the token of a push is valid for its own commit only
 
 
 def test_ci_token_of_pull_request_while_repository_is_unreachable_gets_503(
-    client: Client, oidc_server: Issuer, run_request: dict[str, Any]
+    oidc_server: Issuer, request_run: RequestRun
 ) -> None:
     """The mirror does not have the merge commit, and it cannot be fetched."""
     token = oidc_server.create_token(event_name="pull_request", sha="1" * 40)
-    response = request_run(client, token, run_request)
+    response = request_run(token)
     assert response.status_code == 503
     assert response["Retry-After"] == "60"
     assert response.json()["detail"].endswith("No run was created. Try again in a minute.")
@@ -141,21 +141,21 @@ def test_ci_token_of_pull_request_while_repository_is_unreachable_gets_503(
 
 
 def test_ci_token_of_other_repository_needs_site_setting(
-    client: Client, oidc_server: Issuer, run_request: dict[str, Any], settings: Any
+    oidc_server: Issuer, request_run: RequestRun, settings: Any
 ) -> None:
     token = oidc_server.create_token(repository="Trains/Other")
     for names, status in ((["else/where"], 401), (["trains/*"], 403), (["*"], 403), (["trains/other"], 403)):
         settings.GITHUB_OIDC_REPOSITORIES = names
         # 403: allowed, but not for the main repository
-        assert request_run(client, token, run_request).status_code == status, names
+        assert request_run(token).status_code == status, names
 
 
 @pytest.mark.usefixtures("rate_limit_clock")
 def test_ci_tokens_with_unknown_key_fetch_keys_once_a_minute_and_are_limited(
-    client: Client, oidc_server: Issuer, run_request: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    oidc_server: Issuer, request_run: RequestRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def request_with_key(kid: str) -> int:
-        return request_run(client, oidc_server.create_token(kid=kid), run_request).status_code
+        return request_run(oidc_server.create_token(kid=kid)).status_code
 
     def pass_minute() -> None:
         name = f"oidc-{oidc_server.url}"
@@ -180,7 +180,7 @@ def test_ci_tokens_with_unknown_key_fetch_keys_once_a_minute_and_are_limited(
 
 @pytest.mark.parametrize("fault", ["down", "status", "another issuer", "keys elsewhere"])
 def test_ci_token_while_keys_are_unavailable_gets_503(
-    client: Client, oidc_server: Issuer, run_request: dict[str, Any], settings: Any, fault: str
+    oidc_server: Issuer, request_run: RequestRun, settings: Any, fault: str
 ) -> None:
     token = oidc_server.create_token()
     if fault == "down":
@@ -191,9 +191,9 @@ def test_ci_token_while_keys_are_unavailable_gets_503(
         oidc_server.configuration = {"issuer": "https://elsewhere.example"}
     else:
         oidc_server.configuration = {"jwks_uri": "https://elsewhere.example/jwks"}
-    response = request_run(client, token, run_request)
+    response = request_run(token)
     assert (response.status_code, response["Retry-After"]) == (503, "60")
     assert response.json()["detail"].endswith("No run was created. Try again in a minute.")
     oidc_server.status, oidc_server.configuration, settings.GITHUB_OIDC_ISSUER = 200, {}, oidc_server.url
     caches["github"].delete(f"oidc-{oidc_server.url}-problem")  # as after a minute
-    assert request_run(client, token, run_request).status_code == 201
+    assert request_run(token).status_code == 201

@@ -179,15 +179,6 @@ def test_approve_by_coordinator_works_on_community_tracks_only(pull: PullRequest
     assert (list_run_states(), Entry.objects.get().approved_by) == (["waiting"], cora)
 
 
-def test_train_smoke_of_new_author_needs_maintainer(pull: PullRequestAuthor) -> None:
-    pull.post_comment("ada", "/train smoke")
-    assert "A maintainer starts the first smoke test" in pull.answers[-1]
-    pull.post_comment("mara", "/train smoke")
-    assert Entry.objects.get().state == "smoke"
-    pull.post_comment("mara", "/train smoke")
-    assert "already running" in pull.answers[-1]
-
-
 def test_approve_of_rejected_entry_is_refused(pull: PullRequestAuthor, maintainer: User) -> None:
     intake.reject_entry(Entry.objects.get(), "It needs a paper's worth of explanation.", maintainer)
     pull.process_pending_work()
