@@ -1,6 +1,6 @@
 """Parameters, memory and checkpoint bytes of every track template: `python -m benchmarks.track_sizes`.
 
-Writes benchmarks/results/track-sizes.md; `tests/leaderboard/schedule/test_track_sizes.py` compares it.
+Writes benchmarks/results/track-sizes.md; `tests/leaderboard/schedule/test_track_kinds.py` compares it.
 """
 
 from __future__ import annotations

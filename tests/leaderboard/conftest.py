@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from django.contrib.auth.models import User
 from django.core.cache import caches
+from django.test import Client
 
 from leaderboard.models import Entry, Night, Publication, Run, Season, Track
 from leaderboard.publishing import publications, weights
@@ -20,8 +21,10 @@ from leaderboard.submissions import intake
 from scheduler import storage
 from scheduler.job_kinds import get_job_kind
 from scheduler.models import Checkpoint, Job, JobFile, Node
-from tests.support import boards, github_server, scene
+from tests.support import boards, github_server, hub_server, mail_server, scene
 from tests.support.github_server import GitHub
+from tests.support.hub_server import Hub
+from tests.support.mail_server import MailServer
 from tests.support.nights import MONDAY, start_night
 from tests.support.node_jobs import finish_job, lease_job
 from trainer import protocol
@@ -137,6 +140,29 @@ def maintainer(db: None) -> User:
 
 
 @pytest.fixture
+def maintainer_client(client: Client, maintainer: User) -> Client:
+    client.force_login(maintainer)
+    return client
+
+
+@pytest.fixture
+def hub(settings: Any, tmp_path: Path) -> Iterator[Hub]:
+    """A Hub server that the site publishes to."""
+    with hub_server.run_hub_server() as server:
+        settings.HUB_ENDPOINT, settings.HUB_ORGANIZATION = server.url, hub_server.ORGANIZATION
+        settings.HF_TOKEN, settings.HOME = hub_server.TOKEN, tmp_path
+        settings.HUB_PUBLISH = ["record", "nightly", "season"]
+        yield server
+
+
+@pytest.fixture
+def mail(settings: Any) -> Iterator[MailServer]:
+    with mail_server.run_mail_server() as server:
+        settings.MAIL_URL = server.url
+        yield server
+
+
+@pytest.fixture
 def node(db: None) -> Node:
     return Node.objects.create(name="cellar", trusted=True, state=Node.State.ONLINE, hardware={"cpus": 2, "gpus": []})
 
@@ -215,7 +241,6 @@ SCORE_RESULT: dict[str, Any] = {
 
 def finish_run(run: Run, node: Node, score_result: dict[str, Any] | None = None) -> Run:
     """Take a queued run, or one that trains, through training and scoring."""
-    assert run.job
     run.job.refresh_from_db()
     if run.job.state != Job.State.LEASED:
         lease_job(run.job, node)
@@ -223,7 +248,6 @@ def finish_run(run: Run, node: Node, score_result: dict[str, Any] | None = None)
     create_checkpoint(run.job, 20)
     finish_job(run.job, {"step": 20})
     run.refresh_from_db()
-    assert run.score_job
     lease_job(run.score_job, node)
     finish_job(run.score_job, score_result or SCORE_RESULT)
     run.refresh_from_db()
@@ -238,7 +262,6 @@ def monday_night(track: Track) -> Night:
 @pytest.fixture
 def finished_monday_night(monday_night: Night, node: Node) -> Night:
     """Monday's nightly run is finished, and its commit is the season's baseline."""
-    assert monday_night.run
     finish_run(monday_night.run, node)
     monday_night.track.season.baseline = monday_night.run.entry
     monday_night.track.season.save()

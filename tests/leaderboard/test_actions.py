@@ -60,6 +60,11 @@ def test_author_can_hold_resume_and_cancel_queued_run(client: Client, entry_auth
     post_action(client, run, "cancel")
     assert (run.state, get_job(run).state) == ("cancelled", Job.State.CANCELLED)
     assert list_buttons(client, run) == ["again"]
+    assert "Another run is queued." in post_action(client, run, "again")
+    second_run = run.entry.runs.exclude(pk=run.pk).get()
+    assert (second_run.state, second_run.budget, second_run.seed == run.seed) == ("queued", run.budget, False)
+    assert "wait for its result first" in post_action(client, run, "again")
+    assert run.entry.runs.count() == 2
 
 
 def test_held_training_run_resumes_from_its_checkpoint(
@@ -79,18 +84,7 @@ def test_held_training_run_resumes_from_its_checkpoint(
     post_action(client, run, "resume")
     _, spec = claim_job(capable_node)
     assert isinstance(spec.order, protocol.TrainOrder)
-    assert spec.order.resume
     assert spec.order.resume.step == 10
-
-
-def test_author_can_rerun_cancelled_run_once_at_a_time(client: Client, entry_author: User, run: Run) -> None:
-    post_action(client, run, "cancel")
-    assert "Another run is queued." in post_action(client, run, "again")
-    second_run = run.entry.runs.exclude(pk=run.pk).get()
-    assert (second_run.state, second_run.budget) == ("queued", run.budget)
-    assert second_run.seed != run.seed
-    assert "wait for its result first" in post_action(client, run, "again")
-    assert run.entry.runs.count() == 2
 
 
 @pytest.mark.django_db(transaction=True)
@@ -116,19 +110,6 @@ def test_rerun_of_scored_run_is_for_maintainers(
     client.force_login(maintainer)
     assert list_buttons(client, run) == ["again"]
     assert list_buttons(client, confirmation_run) == ["hold", "cancel"]
-
-
-def test_author_can_retry_run_after_infrastructure_failure(
-    client: Client, entry_author: User, run: Run, capable_node: Node
-) -> None:
-    Job.objects.update(max_attempts=1)
-    lease, _ = claim_job(capable_node)
-    leases.finish_lease(
-        lease, protocol.FinishLease(outcome="failed", cause="infrastructure", reason="The disk is full.")
-    )
-    assert list_buttons(client, run) == ["retry", "again"]
-    post_action(client, run, "retry")
-    assert (run.state, get_job(run).state) == ("queued", Job.State.QUEUED)
 
 
 def test_actions_of_other_users_are_forbidden(client: Client, entry_author: User, run: Run) -> None:
@@ -160,16 +141,10 @@ def test_maintainer_before_second_step_cannot_act_on_a_run(
     assert ("two-factor authentication" in response.content.decode()) == (not is_verified)
     run.refresh_from_db()
     assert run.state == ("cancelled" if is_verified else "queued")
-
-
-def test_author_before_second_step_keeps_own_actions(
-    client: Client, entry_author: User, run: Run, settings: Settings
-) -> None:
-    settings.STAFF_TWO_STEP = True
-    User.objects.filter(pk=entry_author.pk).update(is_superuser=True, is_staff=True)
-    assert list_buttons(client, run) == ["hold", "cancel"]
-    post_action(client, run, "cancel")
-    assert run.state == "cancelled"
+    Entry.objects.update(requested_by=maintainer)
+    own_run = runs.make_run(Entry.objects.get(), run.track)
+    runs.queue_run(own_run)
+    assert list_buttons(client, own_run) == ["hold", "cancel"], "an author needs no second step"
 
 
 def test_admin_actions_hold_queue_and_raise_priority(run: Run, maintainer: User, client: Client) -> None:
@@ -195,13 +170,14 @@ def test_admin_actions_hold_queue_and_raise_priority(run: Run, maintainer: User,
     ]
 
 
-def test_run_of_withdrawn_entry_is_not_retried_or_run_again(
+def test_run_that_failed_is_retried_unless_its_entry_is_withdrawn(
     client: Client, entry_author: User, run: Run, capable_node: Node
 ) -> None:
     Job.objects.update(max_attempts=1)
     lease, _ = claim_job(capable_node)
     failure = protocol.FinishLease(outcome="failed", cause="infrastructure", reason="The disk is full.")
     leases.finish_lease(lease, failure)
+    assert list_buttons(client, run) == ["retry", "again"]
     Entry.objects.update(state=Entry.State.WITHDRAWN)
     assert "retry" not in list_buttons(client, run)
     run.refresh_from_db()
@@ -210,3 +186,6 @@ def test_run_of_withdrawn_entry_is_not_retried_or_run_again(
     with pytest.raises(RunError):
         runs.rerun(Run.objects.get(pk=run.pk), actor="mara")
     assert Run.objects.count() == 1
+    Entry.objects.update(state=Entry.State.APPROVED)
+    post_action(client, run, "retry")
+    assert (run.state, get_job(run).state) == ("queued", Job.State.QUEUED)

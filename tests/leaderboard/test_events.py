@@ -6,7 +6,7 @@ import threading
 from collections.abc import Sequence
 
 import pytest
-from django.db import OperationalError, connection, transaction
+from django.db import connection, transaction
 
 from leaderboard import events as announcing
 from leaderboard import outbox
@@ -29,10 +29,6 @@ def enqueue_or_fail(events: Sequence[Event]) -> None:
         outbox.enqueue_once("notice", f"event:{event.sentence}")
         if event.sentence == "bad":
             raise RuntimeError("not this one")
-
-
-def raise_database_error(events: Sequence[Event]) -> None:
-    raise OperationalError("the database is away")
 
 
 def set_listeners(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
@@ -77,17 +73,6 @@ def test_event_that_fails_in_listener_does_not_block_others(
     assert announcing.announce_events() == 3
     assert received_messages == ["good", "bad", "better"]
     assert set(OutboxMessage.objects.values_list("key", flat=True)) == {"event:good", "event:better"}
-
-
-def test_events_during_database_error_are_announced_later(
-    node_without_events: Node, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    set_listeners(monkeypatch, "record_messages", "raise_database_error")
-    create_events(node_without_events, "one")
-    with pytest.raises(OperationalError):
-        announcing.announce_events()
-    set_listeners(monkeypatch, "record_messages")
-    assert announcing.announce_events() == 1
 
 
 def test_events_of_interrupted_transaction_are_announced_again(

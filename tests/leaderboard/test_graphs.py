@@ -17,7 +17,7 @@ from leaderboard.job_handlers import generation
 from leaderboard.job_handlers.generation import Prompt
 from leaderboard.models import Entry, Run, Season, TracedGraph, Track
 from leaderboard.schedule import ladder, next_season
-from leaderboard.submissions import intake, smoke_tests
+from leaderboard.submissions import intake
 from leaderboard.submissions.intake import IntakeError
 from scheduler import storage, transitions
 from scheduler.job_kinds import get_job_kind
@@ -50,7 +50,6 @@ def waiting_run(traced_track: Track, proposed_entry: Entry) -> Run:
 
 
 def build_order(job: Job | None) -> Any:
-    assert job is not None
     return get_job_kind(job).build_order(job, None)
 
 
@@ -69,7 +68,6 @@ def test_approved_run_waits_for_its_trace(waiting_run: Run) -> None:
 def test_traced_run_has_graph_and_no_entry_files(waiting_run: Run, node: Node) -> None:
     run = finish_trace(waiting_run)
     assert run.state == "queued"
-    assert run.graph is not None
     order = build_order(run.job)
     assert order.graph.hash == run.graph.hash
     assert [file.path for file in order.graph.files] == list(protocol.GRAPH_FILES)
@@ -78,7 +76,6 @@ def test_traced_run_has_graph_and_no_entry_files(waiting_run: Run, node: Node) -
     text_job = generation.queue_generation(run, Prompt("The train", 50, 0.5), "192.0.2.1").job
     assert build_order(text_job).graph == order.graph
     for job in (run.job, run.score_job, text_job):
-        assert job is not None
         assert (job.entry, job.needs_sandbox) == (None, False)
 
 
@@ -94,7 +91,6 @@ def test_runs_of_equal_config_share_a_graph(waiting_run: Run) -> None:
     trial_run = runs.make_run(run.entry, run.track, budget=run.track.trial_budget)
     runs.queue_run(trial_run)
     assert trial_run.graph != run.graph
-    assert trial_run.graph is not None
     assert build_order(trial_run.graph.job).trace_only, "a second smoke test would run"
     assert finish_trace(trial_run).state == "queued"
 
@@ -115,25 +111,38 @@ def test_config_hash_depends_on_what_changes_the_graph(config: dict[str, Any], i
     assert (graphs.hash_config({**base, **config}) == graphs.hash_config(base)) is is_equal
 
 
-def test_failed_trace_fails_the_run_with_its_reason(waiting_run: Run) -> None:
+SENTENCE = "smear.py:12: `.item()` reads a value: use torch.where."
+
+
+@pytest.mark.parametrize(
+    ("result", "graph", "reason"),
+    [
+        ({"passed": False, "sentence": SENTENCE}, None, SENTENCE),
+        ({"passed": True, "sentence": "It is sound."}, None, graphs.NO_GRAPH),
+        ({"passed": True, "sentence": "It is sound."}, {"hash": "a" * 64}, ""),
+    ],
+)
+def test_trace_without_a_valid_graph_fails_the_run(
+    waiting_run: Run, result: dict[str, Any], graph: dict[str, str] | None, reason: str
+) -> None:
     job = Job.objects.get()
-    sentence = "smear.py:12: `.item()` reads a value: use torch.where."
-    finish_job(job, {"passed": False, "sentence": sentence, "checks": []})
+    summary = {**attach_graph(job), **graph} if graph else {}
+    finish_job(job, {**result, "checks": [], "graph": summary})
     waiting_run.refresh_from_db()
-    assert (waiting_run.state, waiting_run.cause, waiting_run.reason) == ("failed", "model", sentence)
-
-
-def test_smoke_run_without_graph_files_fails_the_run(waiting_run: Run) -> None:
-    finish_job(Job.objects.get(), {"passed": True, "sentence": "It is sound.", "checks": [], "graph": {}})
-    waiting_run.refresh_from_db()
-    assert (waiting_run.state, waiting_run.reason) == ("failed", graphs.NO_GRAPH)
-
-
-def test_graph_with_a_forged_hash_is_not_stored(waiting_run: Run) -> None:
-    job = Job.objects.get()
-    summary = {**attach_graph(job), "hash": "a" * 64}
-    finish_job(job, {"passed": True, "sentence": "It is sound.", "checks": [], "graph": summary})
     assert not TracedGraph.objects.usable().exists()
+    assert (waiting_run.state, waiting_run.cause) == ("failed", "model")
+    assert waiting_run.reason.startswith(reason)
+
+
+def test_failed_smoke_test_of_traced_entry_waits_for_maintainer(waiting_run: Run) -> None:
+    run = finish_trace(waiting_run, passed=False, sentence="The loss does not fall.")
+    assert run.state == "waiting"
+    assert "Approve it again to train it anyway" in run.reason
+    (run,) = intake.approve_entry(run.entry, run.entry.sha, None)
+    assert run.state == "queued"
+    delete_expired(timezone.now() + timedelta(days=400))
+    files = graphs.build_order_files(run.graph)
+    assert JobFile.objects.filter(blob__in=[file.sha256 for file in files.files]).count() == 4
 
 
 def test_retried_run_of_an_earlier_season_is_traced_once(waiting_run: Run, node: Node) -> None:
@@ -149,34 +158,8 @@ def test_retried_run_of_an_earlier_season_is_traced_once(waiting_run: Run, node:
     assert Job.objects.filter(kind="smoke").count() == 2
 
 
-def test_failed_smoke_test_of_traced_entry_waits_for_maintainer(waiting_run: Run) -> None:
-    run = finish_trace(waiting_run, passed=False, sentence="The loss does not fall.")
-    assert run.state == "waiting"
-    assert "Approve it again to train it anyway" in run.reason
-    (run,) = intake.approve_entry(run.entry, run.entry.sha, None)
-    assert run.state == "queued"
-
-
-def test_graph_of_another_vocabulary_is_traced_again(traced_track: Track, proposed_entry: Entry) -> None:
-    job = smoke_tests.queue_smoke_test(proposed_entry, is_vouched=True)
-    assert job is not None
-    summary = attach_graph(job, vocabulary_size=8192)
-    finish_job(job, {"passed": True, "sentence": "Sound.", "checks": [], "graph": summary})
-    proposed_entry.refresh_from_db()
-    (run,) = intake.approve_entry(proposed_entry, proposed_entry.sha, None)
-    assert run.state == "waiting"
-    assert finish_trace(run).state == "queued"
-
-
-def test_withdrawal_cancels_the_trace_and_the_run(waiting_run: Run) -> None:
-    intake.withdraw_entry(waiting_run.entry)
-    waiting_run.refresh_from_db()
-    assert (waiting_run.state, Job.objects.get().state) == ("cancelled", "cancelled")
-
-
 def test_main_is_only_traced_and_needs_no_sandbox(traced_track: Track) -> None:
     night = start_night(MONDAY)
-    assert night.run is not None
     job = Job.objects.get()
     assert (job.kind, job.needs_trusted, job.needs_sandbox) == ("smoke", True, False)
     assert build_order(job).trace_only
@@ -184,16 +167,8 @@ def test_main_is_only_traced_and_needs_no_sandbox(traced_track: Track) -> None:
     assert finish_trace(night.run).state == "queued"
 
 
-def test_code_of_main_is_only_traced(traced_track: Track, proposed_entry: Entry) -> None:
-    (run,) = intake.approve_entry(proposed_entry, proposed_entry.sha, None)
-    job = Job.objects.get()
-    assert (job.needs_sandbox, build_order(job).trace_only, run.entry.smoke_job) == (True, True, None)
-    assert finish_trace(run).state == "queued"
-
-
 def test_ladder_with_waiting_traces_queues_limited_runs(traced_track: Track) -> None:
     night = start_night(MONDAY)
-    assert night.run is not None
     traced_track.season.baseline = night.run.entry
     traced_track.season.save()
     traced_track.ladder = {"rungs": [0.5, 1], "seeds": 3}
@@ -205,17 +180,9 @@ def test_ladder_with_waiting_traces_queues_limited_runs(traced_track: Track) -> 
     assert len(set(Run.objects.values_list("graph", flat=True))) == 1
 
 
-def test_open_entry_and_rewind_train_python(waiting_run: Run, node: Node) -> None:
-    run = finish_run(finish_trace(waiting_run), node)
-    rewound = Run(entry=run.entry, track=run.track, season=run.season, start_run=run)
-    assert not graphs.needs_graph(rewound)
-    run.entry.kind = Entry.Kind.OPEN
-    assert not graphs.needs_graph(run)
-
-
 def test_score_order_names_the_baselines_losses(waiting_run: Run, node: Node) -> None:
     run = finish_run(finish_trace(waiting_run), node)
-    assert run.score_job is not None
+    assert not graphs.needs_graph(Run(entry=run.entry, track=run.track, season=run.season, start_run=run)), "a rewind"
     assert build_order(run.score_job).reference is None
     losses = storage.store_bytes(b"losses")
     JobFile.objects.create(job=run.score_job, path="losses.npy", blob=losses)
@@ -223,14 +190,6 @@ def test_score_order_names_the_baselines_losses(waiting_run: Run, node: Node) ->
     run.season.save()
     second_run = finish_run(runs.rerun(run, actor="mara"), node)
     assert build_order(second_run.score_job).reference == storage.build_file_reference(losses, "losses.npy")
-
-
-def test_retention_keeps_the_files_of_a_graph(waiting_run: Run, main_repository: Repository) -> None:
-    run = finish_trace(waiting_run)
-    delete_expired(timezone.now() + timedelta(days=400))
-    files = graphs.build_order_files(run.graph)
-    assert files is not None
-    assert JobFile.objects.filter(blob__in=[file.sha256 for file in files.files]).count() == 4
 
 
 # --- caps ------------------------------------------------------------------------------------------------------------
@@ -264,7 +223,6 @@ def capped_run(traced_track: Track, proposed_entry: Entry) -> Run:
 
 def trace_baseline(run: Run, **summary: Any) -> None:
     """Finish the smoke job of the baseline's graph."""
-    assert run.graph is not None
     baseline = TracedGraph.objects.get(pk=run.graph.baseline_graph_id)
     content = attach_graph(baseline.job, **summary)
     finish_job(baseline.job, {"passed": True, "sentence": "It traces.", "checks": [], "graph": content})
@@ -287,9 +245,7 @@ def test_scoring_flops_over_the_cap_fail_the_run(capped_run: Run, is_baseline_fi
 
 def test_run_within_the_cap_is_queued_when_the_baseline_is_traced(capped_run: Run) -> None:
     run = finish_trace(capped_run)
-    assert run.graph is not None
     baseline = run.graph.baseline_graph
-    assert baseline is not None
     assert build_order(baseline.job).config == {**run.track.config, "arch": "gpt", "budget": "20steps"}
     trace_baseline(run, scoring_flops_per_token=200_000.0)
     assert run.state == "queued"
@@ -299,8 +255,6 @@ def test_run_within_the_cap_is_queued_when_the_baseline_is_traced(capped_run: Ru
 
 def test_run_can_be_retried_after_the_baseline_could_not_be_traced(capped_run: Run) -> None:
     run = finish_trace(capped_run)
-    assert run.graph is not None
-    assert run.graph.baseline_graph is not None
     finish_job(run.graph.baseline_graph.job, {"passed": False, "sentence": "No memory.", "checks": []})
     run.refresh_from_db()
     assert (run.state, run.cause) == ("failed", "infrastructure")
@@ -332,52 +286,23 @@ def queued_run(capped_run: Run, client: Client) -> Run:
     return capped_run
 
 
-def test_season_admin_with_lower_caps_fails_the_queued_run(queued_run: Run, client: Client) -> None:
-    job = queued_run.job
-    assert job is not None
-    save_in_admin(client, queued_run.season, caps='{"scoring_flops": 1.2}')
+def test_season_admin_with_new_baseline_or_caps_rechecks_queued_run(queued_run: Run, client: Client) -> None:
+    fields = {"kind": "main", "title": "main", "architecture": "gpt", "sha": "c" * 40, "state": "approved"}
+    baseline = Entry.objects.create(track=queued_run.track, bundle=queued_run.entry.bundle, **fields)
+    season, job = queued_run.season, queued_run.job
+    save_in_admin(client, season, baseline=baseline.pk)
+    queued_run.refresh_from_db()
+    assert (queued_run.state, queued_run.job) == ("waiting", None)
+    assert queued_run.reason == "Approved; waits for the graph of the baseline."
+    assert queued_run.graph.baseline_graph.entry == baseline
+    trace_baseline(queued_run, scoring_flops_per_token=200_000.0)
+    assert queued_run.state == "queued"
+    season.refresh_from_db()
+    save_in_admin(client, season, caps='{"scoring_flops": 1.2}')
     queued_run.refresh_from_db()
     job.refresh_from_db()
     assert (queued_run.state, queued_run.cause, job.state) == ("failed", "model", "cancelled")
     assert queued_run.reason == "1.25 times the baseline's FLOPs per scored token: 0.05 over the season's cap of 1.2."
-
-
-def test_season_admin_with_new_baseline_rechecks_queued_run(queued_run: Run, client: Client) -> None:
-    assert queued_run.graph is not None
-    fields = {"kind": "main", "title": "main", "architecture": "gpt", "sha": "c" * 40, "state": "approved"}
-    baseline = Entry.objects.create(track=queued_run.track, bundle=queued_run.entry.bundle, **fields)
-    save_in_admin(client, queued_run.season, baseline=baseline.pk)
-    queued_run.refresh_from_db()
-    assert (queued_run.state, queued_run.job) == ("waiting", None)
-    assert queued_run.reason == "Approved; waits for the graph of the baseline."
-    assert queued_run.graph.baseline_graph is not None
-    assert queued_run.graph.baseline_graph.entry == baseline
-    trace_baseline(queued_run, scoring_flops_per_token=200_000.0)
-    assert queued_run.state == "queued"
-
-
-def test_season_admin_with_first_baseline_queues_waiting_runs(
-    traced_track: Track, waiting_run: Run, client: Client
-) -> None:
-    season = traced_track.season
-    season.caps = {"scoring_flops": 2}
-    season.save()
-    run = finish_trace(waiting_run)
-    assert run.reason == "Approved; waits until the season has a baseline."
-    client.force_login(User.objects.create_superuser("root"))
-    save_in_admin(client, season, baseline=run.entry_id)
-    run.refresh_from_db()
-    assert run.state == "queued"
-
-
-def test_run_waits_for_a_baseline_where_scoring_flops_are_capped(traced_track: Track, waiting_run: Run) -> None:
-    traced_track.season.caps = {"scoring_flops": 2}
-    traced_track.season.save()
-    run = finish_trace(waiting_run)
-    assert (run.state, run.reason) == ("waiting", "Approved; waits until the season has a baseline.")
-    traced_track.season.baseline = run.entry
-    traced_track.season.save()
-    assert runs.queue_waiting(traced_track.season) == 1
 
 
 def test_source_beyond_the_cap_is_refused_at_intake(main_repository: Repository, traced_track: Track) -> None:

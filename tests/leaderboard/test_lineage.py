@@ -15,25 +15,25 @@ from django.test import Client
 from django.utils import timezone
 
 from leaderboard import actions, initial_weights, runs
+from leaderboard.job_handlers import replays
 from leaderboard.models import Entry, Run, Track
 from leaderboard.run_states import RunError
-from scheduler import leases, retention
+from scheduler import leases, retention, uploads
 from scheduler.job_kinds import get_job_kind
-from scheduler.models import Checkpoint, Job, Lease, Node
+from scheduler.models import Checkpoint, Lease, Node
 from tests.leaderboard.conftest import build_train_row, create_checkpoint, finish_run, publish_release
-from tests.support.node_jobs import lease_job
+from tests.support.node_jobs import lease_job, requeue_job
 from trainer import protocol
 
 
 @pytest.fixture
 def original_run(run: Run, capable_node: Node) -> Run:
     """A run at step 16 of 20 with checkpoints of steps 8 and 16, whose lease has ended."""
-    assert run.job
-    lease_job(run.job, capable_node)
+    lease = lease_job(run.job, capable_node)
     get_job_kind(run.job).handle_metrics(run.job, [build_train_row(step, 4 - step / 10) for step in range(1, 17)])
     create_checkpoint(run.job, 8)
     create_checkpoint(run.job, 16)
-    capable_node.leases.update(state=Lease.State.FINISHED)
+    requeue_job(lease)
     run.refresh_from_db()
     return run
 
@@ -49,7 +49,6 @@ def rewound_run(original_run: Run) -> Run:
 
 def train_steps(run: Run, steps: int) -> None:
     node = Node.objects.get(name="cellar")
-    assert run.job
     lease_job(run.job, node)
     get_job_kind(run.job).handle_metrics(
         run.job, [build_train_row(step, 3 - step / 10) for step in range(1, steps + 1)]
@@ -60,33 +59,19 @@ def train_steps(run: Run, steps: int) -> None:
 def test_rewound_run_has_remaining_budget_and_start_checkpoint(original_run: Run, capable_node: Node) -> None:
     new_run = runs.rewind_run(original_run, 8, actor="mara")
     assert (new_run.entry, new_run.budget, new_run.purpose) == (original_run.entry, "12steps", Run.Purpose.REWIND)
-    assert (new_run.start_run, new_run.start_checkpoint) == (
-        original_run,
-        Checkpoint.objects.get(job=original_run.job, step=8),
-    )
-    Job.objects.filter(pk=original_run.job_id).update(state=Job.State.CANCELLED)
+    assert new_run.start_run == original_run
+    assert new_run.start_checkpoint == Checkpoint.objects.get(job=original_run.job, step=8)
+    runs.cancel_run(original_run, "Cancelled by mara.", "mara")
     claimed = leases.claim_job(capable_node)
-    assert claimed is not None
     order = protocol.JobSpec.model_validate_json(claimed.spec).order
     assert isinstance(order, protocol.TrainOrder)
-    assert order.base is not None
     assert (order.base.name, order.base.checkpoint.step) == (f"run-{original_run.pk}", 8)
 
 
 def test_retention_keeps_checkpoints_of_rewound_run(rewound_run: Run, original_run: Run) -> None:
-    Job.objects.filter(pk=original_run.job_id).update(
-        state=Job.State.CANCELLED, finished_at=timezone.now() - timedelta(days=9)
-    )
+    runs.cancel_run(original_run, "Cancelled by mara.", "mara")
     retention.delete_expired(timezone.now() + timedelta(days=365))
     assert sorted(initial_weights.list_steps(original_run)) == [8, 16]
-
-
-def test_rewind_to_release_without_checkpoint_is_possible(original_run: Run) -> None:
-    publish_release(original_run, Checkpoint.objects.get(job=original_run.job, step=8), "40-percent")
-    Checkpoint.objects.filter(job=original_run.job, step=8).delete()
-    new_run = runs.rewind_run(original_run, 8, actor="mara")
-    assert new_run.start_checkpoint is not None
-    assert new_run.start_checkpoint.blobs.count() == 1
 
 
 def test_rewind_to_release_without_checkpoint_files_restores_them(original_run: Run) -> None:
@@ -95,7 +80,6 @@ def test_rewind_to_release_without_checkpoint_files_restores_them(original_run: 
     checkpoint.blobs.clear()
     Checkpoint.objects.filter(pk=checkpoint.pk).update(files_deleted_at=timezone.now())
     new_run = runs.rewind_run(original_run, 8, actor="mara")
-    assert new_run.start_checkpoint is not None
     assert (new_run.start_checkpoint.step, new_run.start_checkpoint.from_milestone) == (8, True)
     assert original_run.job.checkpoints.uploaded().get(step=8) == checkpoint
     assert new_run.start_checkpoint.files_deleted_at is None
@@ -116,9 +100,8 @@ def test_rewind_action_is_for_maintainers_only(original_run: Run, maintainer: Us
     author = User.objects.create_user("ada")
     Entry.objects.filter(pk=original_run.entry_id).update(requested_by=author)
     original_run.refresh_from_db()
-    assert "rewind" not in [
-        action.name for action in actions.list_run_actions(author, original_run, is_maintainer=False)
-    ]
+    allowed = actions.list_run_actions(author, original_run, is_maintainer=False)
+    assert "rewind" not in [action.name for action in allowed]
     client.force_login(maintainer)
     page = client.get(original_run.get_absolute_url()).content.decode()
     assert "<option>16</option><option>8</option>" in page
@@ -145,10 +128,8 @@ def test_lineage_chart_has_old_branch_and_new_branch(rewound_run: Run, original_
     assert left[0] == branch_point == back[0]
     assert back[-1] == left[-1]
     # The rewound run starts at the branch point, and the axis has room for the rest of its budget.
-    end = 8 + 4 / rewound_run.fraction
-    assert [branch_point[0], own[0][0], left[-1][0]] == pytest.approx(
-        [100 * 8 / end, 100 * 9 / end, 100 * 16 / end], abs=0.1
-    )
+    percent = 100 / (8 + 4 / rewound_run.fraction)
+    assert [branch_point[0], own[0][0], left[-1][0]] == pytest.approx([step * percent for step in (8, 9, 16)], abs=0.1)
 
 
 def list_points(path: str) -> list[tuple[float, float]]:
@@ -160,7 +141,6 @@ def list_points(path: str) -> list[tuple[float, float]]:
 def test_track_can_start_from_checkpoint_of_training_run(original_run: Run) -> None:
     call_command("create_track", "tune-1b5-2x24gb", "--start", str(original_run.pk), "--step", "8", stdout=StringIO())
     track = Track.objects.get(slug="tune-1b5-2x24gb")
-    assert track.start_checkpoint is not None
     assert (track.start_run, track.start_checkpoint.step) == (original_run, 8)
     new_run = runs.make_run(original_run.entry, track)
     assert new_run.start_checkpoint == track.start_checkpoint
@@ -169,4 +149,60 @@ def test_track_can_start_from_checkpoint_of_training_run(original_run: Run) -> N
         call_command("create_track", "ci-16gb", "--start", str(original_run.pk), "--step", "9", stdout=StringIO())
     track.start_run = None
     with pytest.raises(ValidationError, match="belongs to a run"):
+        track.clean()
+
+
+@pytest.fixture
+def base_run(run: Run, capable_node: Node) -> Run:
+    """A finished run whose final checkpoint is of step 20, with a later checkpoint of step 30."""
+    finish_run(run, capable_node)
+    create_checkpoint(run.job, 30)
+    return run
+
+
+@pytest.fixture
+def finetune_run(base_run: Run, proposed_entry: Entry) -> Run:
+    """A queued run on a track that starts from the base run."""
+    track = Track.objects.get()
+    track.pk, track.slug, track.is_default, track.nightly, track.start_run = None, "tune", False, False, base_run
+    track.full_clean()
+    track.save()
+    run = runs.make_run(proposed_entry, track)
+    runs.queue_run(run)
+    return run
+
+
+def claim_training(node: Node) -> tuple[Lease, protocol.TrainOrder]:
+    while claimed := leases.claim_job(node):
+        order = protocol.JobSpec.model_validate_json(claimed.spec).order
+        if isinstance(order, protocol.TrainOrder):
+            return Lease.objects.get(pk=claimed.lease), order
+    raise AssertionError("no training job is queued")
+
+
+def test_train_order_has_base_weights_that_node_may_download(
+    base_run: Run, finetune_run: Run, capable_node: Node
+) -> None:
+    lease, order = claim_training(capable_node)
+    assert (order.base.name, order.base.checkpoint.step) == (f"run-{base_run.pk}", 20)
+    for file in (order.base.run, *order.base.checkpoint.files):
+        assert uploads.get_downloadable_blob(lease, file.sha256).size == file.size
+    assert "from" not in order.config
+    finish_run(finetune_run, capable_node)
+    replay = replays.request_replay(finetune_run, actor="mara")
+    assert replays.ReplayHandler().build_order(replay.job, None).base == order.base
+
+
+def test_retention_keeps_weights_of_start_run(base_run: Run, finetune_run: Run) -> None:
+    retention.delete_expired(timezone.now() + timedelta(days=365))
+    assert base_run.job
+    assert [checkpoint.step for checkpoint in Checkpoint.objects.filter(job=base_run.job)] == [20, 30]
+    assert finetune_run.start_run.checkpoint.blobs.count() == 1
+
+
+def test_track_with_runs_cannot_change_start_run(finetune_run: Run) -> None:
+    track = finetune_run.track
+    track.clean()
+    track.start_run = None
+    with pytest.raises(ValidationError, match="make another track"):
         track.clean()

@@ -2,38 +2,25 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
+import logging
 from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
-from django.conf import settings
 from django.core.cache import cache
-from django.db import transaction
 from django.db.models import F
 from django.utils import timezone
 from hypothesis import HealthCheck, given
 from hypothesis import settings as thoroughness
 from hypothesis import strategies as st
-from kombu import Connection
-from kombu.exceptions import OperationalError
 
 from leaderboard import broker, outbox
-from leaderboard.integrations.github import client
 from leaderboard.models import OutboxMessage
 from leaderboard.outbox import PermanentError, RetryLater
-from tests.support.database import get_database_url
-from tests.support.github_server import APP, GitHub, get_private_key
-from tests.support.waits import WAIT_SECONDS
 
 pytestmark = [pytest.mark.processes, pytest.mark.sql]
-
-SHA = "a" * 40
 
 
 class KilledError(BaseException):
@@ -79,19 +66,6 @@ def list_states() -> dict[str, str]:
     return dict(OutboxMessage.objects.values_list("key", "state"))
 
 
-def test_message_processed_twice_is_handled_once(external_service: ExternalService) -> None:
-    message = outbox.enqueue("note", "note:1", {"n": 1})
-    outbox.process_message(message.pk)
-    outbox.process_message(message.pk)
-    message.refresh_from_db()
-    assert (message.state, message.result, message.problem, external_service.create_counts) == (
-        "done",
-        {"seen": {"n": 1}},
-        "",
-        {"note:1": 1},
-    )
-
-
 def test_message_enqueued_while_claimed_is_handled_again(
     external_service: ExternalService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -107,17 +81,6 @@ def test_message_enqueued_while_claimed_is_handled_again(
     assert list_states() == {"note:1": "pending"}
     outbox.process_due()
     assert (list_states(), external_service.objects) == ({"note:1": "done"}, {"note:1": {"n": 2}})
-
-
-def test_claimed_message_is_not_taken_by_others(external_service: ExternalService) -> None:
-    message = outbox.enqueue("note", "note:1")
-    external_service.faults = [KilledError()]
-    with pytest.raises(KilledError):
-        outbox.process_message(message.pk)
-    assert outbox.process_due() == 0
-    advance_time(outbox.CLAIM_TIME.total_seconds() + 1)
-    assert outbox.process_due() == 1
-    assert list_states() == {"note:1": "done"}
 
 
 def test_worker_that_lost_its_claim_saves_nothing(
@@ -157,53 +120,6 @@ def test_rate_limited_message_is_retried_after_the_limit(external_service: Exter
     advance_time(60)
     assert outbox.process_due() == 1
     assert list_states() == {"note:1": "done"}
-
-
-@pytest.mark.django_db(transaction=True)
-def test_message_of_rolled_back_transaction_is_not_stored() -> None:
-    class AbortedError(Exception):
-        pass
-
-    @transaction.atomic
-    def enqueue_and_abort() -> None:
-        outbox.enqueue("note", "note:1")
-        raise AbortedError
-
-    with pytest.raises(AbortedError):
-        enqueue_and_abort()
-    assert not OutboxMessage.objects.exists()
-
-
-def test_unreachable_broker_is_tried_once(
-    external_service: ExternalService, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    send_attempts = []
-    monkeypatch.setattr(settings, "REDIS_URL", "redis://broker:6379")
-
-    def refuse_connection(*arguments: Any, **more: Any) -> None:
-        send_attempts.append(arguments)
-        raise ConnectionRefusedError
-
-    monkeypatch.setattr("celery.app.base.Celery.send_task", refuse_connection)
-    outbox.notify_worker(OutboxMessage(pk=1, kind="note"))
-    outbox.notify_worker(OutboxMessage(pk=2, kind="note"))
-    assert len(send_attempts) == 1
-    assert caplog.text.count("waits for the schedule") == 1
-    cache.delete(broker.BROKER_DOWN)
-    outbox.notify_worker(OutboxMessage(pk=3, kind="note"))
-    assert len(send_attempts) == 2
-
-
-def test_unreachable_broker_does_not_block_sender(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def raise_error(seconds: float) -> None:
-        raise AssertionError(f"slept {seconds} s")
-
-    monkeypatch.setattr("kombu.utils.functional.sleep", raise_error)
-    unreachable_broker = Connection(
-        f"redis+socket://{tmp_path / 'missing.sock'}", transport_options=settings.CELERY_BROKER_TRANSPORT_OPTIONS
-    )
-    with pytest.raises(OperationalError):
-        unreachable_broker.default_channel  # noqa: B018
 
 
 # --- property test ---------------------------------------------------------------------------------------------------
@@ -265,35 +181,31 @@ def process_with_fault(external_service: ExternalService, fault: str) -> None:
         external_service.faults = []
 
 
-# --- a killed process ------------------------------------------------------------------------------------------------
+@pytest.fixture
+def no_server(settings: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Configure a broker that does not run."""
+    settings.EMBEDDED_REDIS = tmp_path / "redis.sock"
+    settings.REDIS_URL = settings.EMBEDDED_REDIS_URL = f"redis+socket://{settings.EMBEDDED_REDIS}"
+
+    def refuse(*arguments: Any, **options: Any) -> None:
+        raise ConnectionError("no server")
+
+    monkeypatch.setattr(broker.current_app, "send_task", refuse)
+    cache.clear()
 
 
-@pytest.mark.django_db(transaction=True)
-@pytest.mark.slow
-@pytest.mark.services
-def test_worker_killed_before_saving_result_creates_no_duplicate(github: GitHub) -> None:
-    outbox.enqueue("github.check", "github.check:1", {"sha": SHA})
-    outbox.enqueue("github.check", "github.check:2", {"sha": SHA})
-    environment = {
-        **os.environ,
-        "DATABASE_URL": get_database_url(),
-        "GITHUB_API_URL": github.url,
-        "GITHUB_APP_ID": APP,
-        "GITHUB_PRIVATE_KEY": get_private_key(),
-    }
+def test_task_before_the_embedded_broker_runs_waits_silently(no_server: None, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        broker.send_task("recompute_standings", 1)
+    assert caplog.records == []
 
-    def run_worker(**more: str) -> int:
-        return subprocess.run(
-            [sys.executable, "-m", "tests.leaderboard.killed_worker"], env={**environment, **more}, timeout=WAIT_SECONDS
-        ).returncode
 
-    assert run_worker(KILL="1") == -signal.SIGKILL
-    checks = github.repositories["trains/daily"].checks
-    assert [row["external_id"] for row in checks.values()] == ["github.check:1"]
-    assert list_states() == {"github.check:1": "claimed", "github.check:2": "pending"}
-    advance_time(outbox.CLAIM_TIME.total_seconds() + 1)
-    assert run_worker() == 0
-    assert sorted(row["external_id"] for row in checks.values()) == ["github.check:1", "github.check:2"]
-    assert list_states() == {"github.check:1": "done", "github.check:2": "done"}
-    assert OutboxMessage.objects.get(key="github.check:1").result == {"check": next(iter(checks))}
-    assert client.get_client("trains/daily").find_check(SHA, "train", "github.check:1") == next(iter(checks))
+def test_task_with_a_broker_that_is_down_warns_once(
+    no_server: None, settings: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings.REDIS_URL = "redis://broker:6379"
+    with caplog.at_level(logging.WARNING):
+        broker.send_task("recompute_standings", 1)
+        outbox.notify_worker(OutboxMessage(pk=2, kind="note"))
+    messages = [record.getMessage() for record in caplog.records]
+    assert messages == ["recompute_standings(1) waits for the schedule: no server"]

@@ -14,23 +14,11 @@ def test_public_address_is_accepted(address: str) -> None:
     assert is_public(address)
 
 
-@pytest.mark.parametrize(
-    "address",
-    [
-        "127.0.0.1",
-        "10.0.0.1",
-        "169.254.169.254",
-        "0.0.0.0",  # noqa: S104
-        "::1",
-        "fe80::1",
-        "fd00::1",
-        "::ffff:10.0.0.1",
-        "64:ff9b::a00:1",  # NAT64 of 10.0.0.1
-        "64:ff9b::a9fe:a9fe",  # NAT64 of 169.254.169.254
-        "64:ff9b:1::7f00:1",
-        "2002:a00:1::",  # 6to4 of 10.0.0.1
-    ],
-)
+PLAIN = "127.0.0.1 10.0.0.1 169.254.169.254 0.0.0.0 ::1 fe80::1 fd00::1 ::ffff:10.0.0.1"
+TRANSLATED = "64:ff9b::a00:1 64:ff9b::a9fe:a9fe 64:ff9b:1::7f00:1 2002:a00:1::"  # by NAT64 and 6to4
+
+
+@pytest.mark.parametrize("address", f"{PLAIN} {TRANSLATED}".split())
 def test_internal_address_is_refused(address: str) -> None:
     assert not is_public(address)
 

@@ -19,8 +19,7 @@ from trainer.config.parsing import parse_config
 
 LEAVES = st.text() | st.integers(-(2**63), 2**63 - 1) | st.booleans() | st.floats(allow_nan=False, allow_infinity=False)
 TABLES = st.dictionaries(
-    st.text(),
-    st.recursive(LEAVES | st.lists(LEAVES), lambda inside: st.dictionaries(st.text(), inside), max_leaves=10),
+    st.text(), st.recursive(LEAVES | st.lists(LEAVES), lambda inside: st.dictionaries(st.text(), inside), max_leaves=10)
 )
 
 
@@ -33,7 +32,8 @@ def test_recipe_written_as_toml_round_trips(table: dict[str, Any]) -> None:
 def run(db: None) -> Run:
     track = scene.create_track(config={"model": {"depth": 4, "windows": "SL"}, "train": {"batch": 8, "compile": False}})
     config = {"model": {"depth": 6, "name": "two words"}, "train": {"evaluations": 7}}
-    return scene.create_run(scene.create_entry(track, "Smear", "smear", config=config), seed=5)
+    title = "x\nbudget = 'free'\r\u2028seed = 1"
+    return scene.create_run(scene.create_entry(track, title, "smear", config=config), seed=5)
 
 
 def test_config_file_and_commands_give_the_same_config(client: Client, run: Run, tmp_path: Path) -> None:
@@ -46,13 +46,10 @@ def test_config_file_and_commands_give_the_same_config(client: Client, run: Run,
     flags = shlex.split(command, comments=True)
     config = parse_config(flags)
     assert config == parse_config(["--config", str(file), "--out", f"run-{run.pk}"])
-    assert (config.model["depth"], config.train.compile) == (6, False)
-
-
-def test_config_file_escapes_title(run: Run) -> None:
-    run.entry.title = "x\nbudget = 'free'\r\u2028seed = 1"
-
-    assert tomllib.loads(reproduction.write_toml(run))["seed"] == 5
+    assert (config.model["depth"], config.train.compile, config.seed) == (6, False, 5)
+    assert f"git checkout {scene.SHA}" in reproduction.write_commands(run)
+    run.entry.config = {"model": {"depth 2 $(id) #": 1}}  # as of an entry from before such names were refused
+    assert "'--model.depth 2 $(id) #' 1" in reproduction.write_commands(run)
 
 
 def test_recipe_includes_trial_config_and_start_run(db: None) -> None:

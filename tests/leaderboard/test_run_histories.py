@@ -163,7 +163,6 @@ class RunWorld:
             if run.job is not None and run.state != Run.State.WAITING:
                 assert run.job.state in JOB_STATES[run.state], (run.state, run.job.state)
             if run.state == Run.State.SCORING:
-                assert run.score_job is not None
                 assert run.score_job.state in (*QUEUED_STATES, Job.State.LEASED)
             assert (run.finished_at is not None) == run.is_over
         counted = Run.objects.filter(entry=self.entry_id, counts=True).count()

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import hashlib
 from datetime import timedelta
-from io import StringIO
 
 import pytest
 from django.contrib.auth.models import User
 from django.core.exceptions import ValidationError
-from django.core.management import call_command
 from django.test import Client
 from django.utils import timezone
 
@@ -41,20 +39,7 @@ def end_season(season: Season) -> Season:
 
 def build_order(run: Run) -> ScoreOrder:
     run = Run.objects.get(pk=run.pk)
-    assert run.checkpoint is not None
     return build_score_order(run, run.checkpoint.manifest, ())
-
-
-def test_secrets_of_two_seasons_differ() -> None:
-    first, second = (Season.objects.create(name=name, corpus="python-docs") for name in ("a", "b"))
-    assert len(first.test_secret) == 64
-    assert first.test_secret != second.test_secret
-
-
-def test_score_order_has_the_secret_and_its_job_needs_trust(scored_run: Run) -> None:
-    assert scored_run.score_job is not None
-    assert scored_run.score_job.needs_trusted
-    assert build_order(scored_run).test_secret == SECRET
 
 
 def test_secret_is_shown_nowhere_before_the_season_has_ended(client: Client, scored_run: Run, maintainer: User) -> None:
@@ -73,6 +58,9 @@ def test_secret_is_shown_nowhere_before_the_season_has_ended(client: Client, sco
         f"/admin/scheduler/lease/{lease.pk}/change/",
         f"/admin/scheduler/job/{lease.job_id}/change/",
     ]
+    assert scored_run.score_job.needs_trusted
+    other = Season.objects.create(name="Other", corpus="python-docs")
+    assert len(other.test_secret) == 64
     for address in addresses:
         page = client.get(address)
         assert page.status_code == 200, address
@@ -97,18 +85,15 @@ def test_secret_of_an_ended_season_is_published_once(client: Client, scored_run:
     assert Event.objects.filter(sentence__contains=SECRET).count() == 1
 
 
-@pytest.mark.parametrize("state", Run.UNFINISHED)
-def test_secret_is_kept_while_a_run_of_the_season_is_unfinished(scored_run: Run, state: str) -> None:
-    end_season(Season.objects.get(pk=scored_run.season_id))
-    Run.objects.filter(pk=scored_run.pk).update(state=state)
-    tasks.publish_datasets()
-    assert not Season.objects.get(pk=scored_run.season_id).published_secret
-
-
-def test_track_cannot_return_to_a_season_whose_secret_is_public(scored_run: Run) -> None:
+def test_secret_is_public_after_the_last_run_and_its_track_cannot_return(scored_run: Run) -> None:
     track = Track.objects.get(pk=scored_run.track_id)
     season = track.season
     end_season(season)
+    for state in Run.UNFINISHED:
+        Run.objects.filter(pk=scored_run.pk).update(state=state)
+        tasks.publish_datasets()
+        assert not Season.objects.get(pk=season.pk).published_secret
+    Run.objects.filter(pk=scored_run.pk).update(state=Run.State.FINISHED)
     tasks.publish_datasets()
     track.season = Season.objects.get(pk=season.pk)
     with pytest.raises(ValidationError, match="its test text is public"):
@@ -131,14 +116,3 @@ def test_page_says_whether_the_test_text_is_open(
     page = " ".join(client.get(scored_run.get_absolute_url()).content.decode().split())
     assert sentence in page
     assert client.get("/api/v1/seasons").json()[0]["has_open_test"] is ("open" in sentence or not secret)
-
-
-def test_preparation_stores_the_tokens_of_the_test_split(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DAILYTRAIN_CACHE", str(tmp_path / "cache"))
-    for number in range(12):
-        (tmp_path / f"{number}.txt").write_text(f"Platform {number} is closed on day {number}. " * 30)
-    options = ["--corpus", f"files:{tmp_path}/*.txt", "--tokenizer", "bpe:300", "--suite", "blimp_sample"]
-    call_command("create_season", "Small", *options, stdout=StringIO(), verbosity=0)
-    season = Season.objects.get(name="Small")
-    assert season.reserved_tokens
-    assert season.has_open_test

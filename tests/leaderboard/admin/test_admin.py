@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 from django.contrib.admin import ModelAdmin
-from django.contrib.auth.models import Permission, User
+from django.contrib.auth.models import User
 from django.core.exceptions import ValidationError
 from django.db import IntegrityError
 from django.db.models import Model
@@ -14,27 +15,25 @@ from django.forms import ModelForm
 from django.http import HttpRequest
 from django.test import Client
 
-from leaderboard.models import ApiToken, Entry, PullRequest, Run, Season, Track
+from leaderboard import outbox
+from leaderboard.models import Entry, OutboxMessage, PullRequest, Run, Season, Track
 from leaderboard.publishing import publications
+from leaderboard.rankings.standings import compute_standings
+from leaderboard.schedule.track_templates import create_track
+from leaderboard.submissions import intake
 from scheduler import storage, transitions
-from scheduler.models import Event, Job
+from scheduler.models import Event
 from tests.leaderboard.conftest import Repository, create_checkpoint
+from tests.support import boards
 from trainer import protocol
 
 pytestmark = pytest.mark.processes
-
-
-@pytest.fixture
-def maintainer_client(client: Client, maintainer: User) -> Client:
-    client.force_login(maintainer)
-    return client
 
 
 def test_entry_page_shows_commit_and_approves_that_commit(maintainer_client: Client, proposed_entry: Entry) -> None:
     address = f"/admin/leaderboard/entry/{proposed_entry.pk}/change/"
     page = maintainer_client.get(address).content.decode()
     match = re.search(r'name="sha" value="([0-9a-f]{40})"', page)
-    assert match
     assert match[1] == proposed_entry.sha
     maintainer_client.post(f"/admin/leaderboard/entry/{proposed_entry.pk}/approve/", {"sha": match[1]})
     proposed_entry.refresh_from_db()
@@ -46,27 +45,19 @@ def test_entry_page_shows_commit_and_approves_that_commit(maintainer_client: Cli
     assert 'name="sha"' not in maintainer_client.get(address).content.decode()
 
 
-def test_entry_page_escapes_the_diff(
-    maintainer_client: Client, main_repository: Repository, track: Track, tmp_path: object
+def test_entry_page_escapes_the_diff_and_links_github(
+    maintainer_client: Client, main_repository: Repository, track: Track
 ) -> None:
-    from leaderboard.submissions import intake
-
     start = main_repository.git("rev-parse", "HEAD")
     main_repository.git("checkout", "--quiet", "-b", "idea")
     main_repository.commit("Idea", {"trainer/models/gpt.py": "x = '<script>alert(1)</script>'\n"})
     entry = intake.submit_entry(str(main_repository.path), "idea", "Idea", "gpt", track)
-    assert entry.base_sha == start
     page = maintainer_client.get(f"/admin/leaderboard/entry/{entry.pk}/change/").content.decode()
     assert '<td class="sign">+</td><td><code>x = &#x27;&lt;script&gt;alert(1)&lt;/script&gt;&#x27;</code>' in page
     assert "<code>trainer/models/gpt.py</code>" in page
-
-
-def test_entry_approval_with_other_commit_is_refused(maintainer_client: Client, proposed_entry: Entry) -> None:
-    response = maintainer_client.post(
-        f"/admin/leaderboard/entry/{proposed_entry.pk}/approve/", {"sha": "0" * 40}, follow=True
-    )
-    assert "You reviewed 00000000" in response.content.decode()
-    assert not Job.objects.exists()
+    Entry.objects.update(repository="https://github.com/ada/train.git")
+    page = maintainer_client.get(f"/admin/leaderboard/entry/{entry.pk}/change/").content.decode()
+    assert f'href="https://github.com/ada/train/compare/{start}...{entry.sha}"' in page
 
 
 def test_entry_rejection_without_reason_is_refused(maintainer_client: Client, proposed_entry: Entry) -> None:
@@ -78,78 +69,25 @@ def test_entry_rejection_without_reason_is_refused(maintainer_client: Client, pr
     assert Event.objects.about(proposed_entry).last().actor == "mara"  # type: ignore[union-attr]
 
 
-def test_entry_approval_by_viewer_is_forbidden(client: Client, proposed_entry: Entry) -> None:
-    viewer = User.objects.create_user("vic", is_staff=True)
-    viewer.user_permissions.add(Permission.objects.get(codename="view_entry"))
-    client.force_login(viewer)
-    page = client.get(f"/admin/leaderboard/entry/{proposed_entry.pk}/change/")
-    assert page.status_code == 200
-    assert 'name="sha"' not in page.content.decode()
-    assert (
-        client.post(f"/admin/leaderboard/entry/{proposed_entry.pk}/approve/", {"sha": proposed_entry.sha}).status_code
-        == 403
-    )
-    assert client.get(f"/admin/leaderboard/entry/{proposed_entry.pk}/approve/").status_code == 405
-    client.logout()
-    assert (
-        client.post(f"/admin/leaderboard/entry/{proposed_entry.pk}/approve/", {"sha": proposed_entry.sha}).status_code
-        == 302
-    )
-    proposed_entry.refresh_from_db()
-    assert proposed_entry.state == "proposed"
+def run_admin_action(client: Client, action: str, row: Model) -> str:
+    data = {"action": action, "_selected_action": [row.pk]}
+    return client.post(f"/admin/leaderboard/{row._meta.model_name}/", data, follow=True).content.decode()
 
 
-def test_entry_approval_with_invalid_field_names_it(maintainer_client: Client, proposed_entry: Entry) -> None:
-    values = {"sha": proposed_entry.sha, "budget": "1" * 41, "impact": "much"}
-    address = f"/admin/leaderboard/entry/{proposed_entry.pk}/approve/"
-    page = maintainer_client.post(address, values, follow=True).content.decode()
-    assert "budget: Ensure this value has at most 40 characters" in page
-    assert "impact: Enter a whole number." in page
-
-
-def test_entry_page_links_changes_on_github(maintainer_client: Client, proposed_entry: Entry) -> None:
-    Entry.objects.update(repository="https://github.com/ada/train.git", base_sha="b" * 40)
-    page = maintainer_client.get(f"/admin/leaderboard/entry/{proposed_entry.pk}/change/").content.decode()
-    assert f'href="https://github.com/ada/train/compare/{"b" * 40}...{proposed_entry.sha}"' in page
-
-
-def run_admin_action(client: Client, action: str, run: Run) -> str:
-    data = {"action": action, "_selected_action": [run.pk]}
-    return client.post("/admin/leaderboard/run/", data, follow=True).content.decode()
-
-
-def test_cancel_action_cancels_run(maintainer_client: Client, run: Run) -> None:
+def test_run_actions_cancel_run_again_and_retry(maintainer_client: Client, run: Run) -> None:
+    assert "wait for its result first" in run_admin_action(maintainer_client, "run_again", run)
+    assert "because of the infrastructure" in run_admin_action(maintainer_client, "retry_failed", run)
     run_admin_action(maintainer_client, "cancel_runs", run)
     run.refresh_from_db()
     assert (run.state, run.reason) == ("cancelled", "Cancelled by mara.")
     assert "this action is not possible now" in run_admin_action(maintainer_client, "cancel_runs", run)
-
-
-def test_run_again_action_queues_run_with_new_seed(maintainer_client: Client, run: Run) -> None:
-    assert "wait for its result first" in run_admin_action(maintainer_client, "run_again", run)
-    run_admin_action(maintainer_client, "cancel_runs", run)
     run_admin_action(maintainer_client, "run_again", run)
-    first, second = Run.objects.order_by("pk")
-    assert (second.entry, second.state) == (first.entry, "queued")
-    assert second.seed != first.seed
-
-
-def test_retry_action_resumes_infrastructure_failures_only(maintainer_client: Client, run: Run) -> None:
-    assert run.job
-    assert "because of the infrastructure" in run_admin_action(maintainer_client, "retry_failed", run)
-    transitions.fail_job(run.job, "site", "infrastructure", "No node.")
-    run_admin_action(maintainer_client, "retry_failed", run)
-    run.refresh_from_db()
-    assert run.state == "queued"
-
-
-def test_api_token_form_revokes_token(maintainer_client: Client, maintainer: User) -> None:
-    token = ApiToken(name="CI", owner=maintainer)
-    token.draw_secret()
-    token.save()
-    maintainer_client.post(f"/admin/leaderboard/apitoken/{token.pk}/change/", {"name": "CI", "revoked": "on"})
-    token.refresh_from_db()
-    assert token.revoked
+    second = Run.objects.exclude(pk=run.pk).get()
+    assert (second.entry, second.state, second.seed == run.seed) == (run.entry, "queued", False)
+    transitions.fail_job(second.job, "site", "infrastructure", "No node.")
+    run_admin_action(maintainer_client, "retry_failed", second)
+    second.refresh_from_db()
+    assert second.state == "queued"
 
 
 @pytest.mark.django_db
@@ -161,53 +99,43 @@ def test_second_default_track_is_refused(track: Track) -> None:
         second.save()
 
 
+def create_tune_track(track: Track, **fields: Any) -> Track:
+    """Copy the track as one that fine-tunes."""
+    values = {"pk": None, "slug": "tune", "is_default": False, "nightly": False, "is_traced": False, "ladder": {}}
+    for name, value in {**values, **fields}.items():
+        setattr(track, name, value)
+    track.save()
+    return track
+
+
 def test_track_form_with_milestone_saves_start_checkpoint(maintainer_client: Client, track: Track, run: Run) -> None:
-    assert run.job
     create_checkpoint(run.job, 5)  # with run.json
     blob = storage.store_bytes(b"weights in bf16")
     file = storage.build_file_reference(blob, "model.safetensors")
     manifest = protocol.Checkpoint(step=10, files=(file,), milestone=50).model_dump(mode="json")
     publications.keep_weights(run, manifest, [blob], "50-percent", "50 %.")
-    finetune_track = Track.objects.get(pk=track.pk)
-    (
-        finetune_track.pk,
-        finetune_track.slug,
-        finetune_track.start_run,
-        finetune_track.is_traced,
-        finetune_track.start_checkpoint,
-    ) = None, "tune", run, False, None
-    finetune_track.is_default, finetune_track.ladder = False, {}
-    finetune_track.save()
-    address = f"/admin/leaderboard/track/{finetune_track.pk}/change/"
-    form = maintainer_client.get(address).context["adminform"].form
+    tune = create_tune_track(Track.objects.get(), start_run=run)
+    form = open_form(maintainer_client, tune)
     assert [value for value, _ in form.fields["start_checkpoint"].choices] == ["", 10, 5]
-    fields = {name: form[name].value() for name in form.fields}
-    form_data = {name: value for name, value in fields.items() if value is not None and value is not False}
-    form_data |= {"start_checkpoint": "10", "hours-TOTAL_FORMS": "0", "hours-INITIAL_FORMS": "0"}
     for _ in range(2):
-        response = maintainer_client.post(address, form_data)
-        assert response.status_code == 302, response.context["adminform"].form.errors
+        post_form(maintainer_client, tune, form, {"start_checkpoint": "10"})
         start = Track.objects.get(slug="tune").start_checkpoint
-        assert start is not None
         assert (start.step, start.from_milestone) == (10, True)
-    assert maintainer_client.get(address).context["adminform"].form["start_checkpoint"].value() == 10
+    assert open_form(maintainer_client, tune)["start_checkpoint"].value() == 10
 
 
-@pytest.mark.parametrize("model", ["season", "track", "entry", "run", "night", "replay", "apitoken"])
-def test_admin_list_of_each_model_opens(maintainer_client: Client, run: Run, model: str) -> None:
-    assert maintainer_client.get(f"/admin/leaderboard/{model}/").status_code == 200
-
-
-def test_admin_run_page_opens(maintainer_client: Client, run: Run) -> None:
-    assert maintainer_client.get(f"/admin/leaderboard/run/{run.pk}/change/").status_code == 200
-    assert Season.objects.count() == 1
+def test_track_form_with_new_followed_track_saves_start_of_following(maintainer_client: Client, track: Track) -> None:
+    tune = create_tune_track(Track.objects.get())
+    Track.objects.filter(pk=track.pk).update(releases=10)
+    post_form(maintainer_client, tune, open_form(maintainer_client, tune), {"followed_track": str(track.pk)})
+    tune.refresh_from_db()
+    assert tune.followed_track == track
+    assert tune.follows_since is not None
 
 
 def test_javascript_url_is_refused_and_not_linked(
     maintainer_client: Client, main_repository: Repository, track: Track
 ) -> None:
-    from leaderboard.submissions import intake
-
     with pytest.raises(intake.IntakeError, match="must begin with https:// or http://"):
         intake.submit_entry(str(main_repository.path), "main", "Idea", "smear", track, url="javascript:alert(1)")
     entry = intake.submit_entry(str(main_repository.path), "main", "Idea", "smear", track)
@@ -244,27 +172,66 @@ def test_entry_form_saved_during_rejection_keeps_rejection(
     assert (proposed_entry.title, proposed_entry.impact) == ("A better title", 5)
 
 
-def test_run_form_saved_during_state_change_keeps_new_state(
-    maintainer_client: Client, run: Run, change_rows_before_save: Callable[..., None]
-) -> None:
-    change_rows_before_save(Run, state="done")
-    assert maintainer_client.post(f"/admin/leaderboard/run/{run.pk}/change/", {}).status_code == 302
-    run.refresh_from_db()
-    assert run.state == "done"
+def test_retry_action_requeues_failed_outbox_message(maintainer_client: Client) -> None:
+    message = outbox.enqueue("github.comment", "github.comment:1", {"pull": 1})
+    OutboxMessage.objects.update(state=OutboxMessage.State.FAILED, problem="The App is not installed.")
+    assert "The App is not installed." in maintainer_client.get("/admin/leaderboard/outboxmessage/").content.decode()
+    assert maintainer_client.get(f"/admin/leaderboard/outboxmessage/{message.pk}/change/").status_code == 200
+    run_admin_action(maintainer_client, "again", message)
+    message.refresh_from_db()
+    assert (message.state, message.problem) == ("pending", "")
+    assert Event.objects.about(message).get().actor == "mara"
 
 
-def test_track_form_with_new_followed_track_saves_start_of_following(maintainer_client: Client, track: Track) -> None:
-    tune = Track.objects.get(pk=track.pk)
-    Track.objects.update(releases=10)
-    tune.pk, tune.slug, tune.is_default, tune.nightly = None, "tune", False, False
-    tune.save()
-    address = f"/admin/leaderboard/track/{tune.pk}/change/"
-    form = maintainer_client.get(address).context["adminform"].form
-    fields = {name: form[name].value() for name in form.fields if name != "swarm"}
-    form_data = {name: value for name, value in fields.items() if value is not None and value is not False}
-    form_data |= {"followed_track": str(track.pk), "hours-TOTAL_FORMS": "0", "hours-INITIAL_FORMS": "0"}
-    response = maintainer_client.post(address, form_data)
-    assert response.status_code == 302, response.context["adminform"].form.errors
-    tune.refresh_from_db()
-    assert tune.followed_track == track
-    assert tune.follows_since is not None
+@pytest.fixture
+def swarm_track(db: None) -> Track:
+    season = Season.objects.create(name="One", corpus="python-library", tokenizer="bpe:512")
+    return create_track("swarm-gpt2", season)
+
+
+def test_swarm_form_shows_and_saves_sizes_as_numbers(swarm_track: Track, admin_client: Client) -> None:
+    form = open_form(admin_client, swarm_track)
+    sizes = dict(re.findall(r'name="swarm_(\w+)" value="(\d+)"', str(form["swarm"])))
+    assert sizes == {"stages": "2", "workers": "4", "minimum": "1", "patience": "30"}
+    post_form(admin_client, swarm_track, form, {"swarm_stages": "3", "swarm_patience": ""})
+    swarm_track.refresh_from_db()
+    assert swarm_track.swarm == {"stages": 3, "workers": 4, "minimum": 1}
+
+
+def open_form(client: Client, track: Track) -> Any:
+    return client.get(f"/admin/leaderboard/track/{track.pk}/change/").context["adminform"].form
+
+
+def post_form(client: Client, track: Track, form: Any, changes: dict[str, str]) -> None:
+    """Send the form as a browser would, with some fields changed."""
+    form_data: dict[str, Any] = {"hours-TOTAL_FORMS": 0, "hours-INITIAL_FORMS": 0}
+    for name in form.fields:
+        value = form[name].value()
+        if name == "swarm":
+            form_data |= {f"swarm_{part}": number for part, number in (value or {}).items()}
+        elif isinstance(value, dict | list):
+            form_data[name] = json.dumps(value)
+        elif value is not None and value is not False:
+            form_data[name] = value
+    reply = client.post(f"/admin/leaderboard/track/{track.pk}/change/", form_data | changes)
+    assert reply.status_code == 302, reply.context["adminform"].form.errors
+
+
+def test_one_more_seed_action_queues_a_run(maintainer_client: Client, proposed_entry: Entry, maintainer: User) -> None:
+    refused = run_admin_action(maintainer_client, "run_one_more_seed", proposed_entry)
+    assert "only approved entries run" in refused
+    intake.approve_entry(proposed_entry, proposed_entry.sha, maintainer)
+    run_admin_action(maintainer_client, "run_one_more_seed", proposed_entry)
+    assert proposed_entry.runs.count() == 2
+    assert len({run.seed for run in proposed_entry.runs.all()}) == 2
+    assert "unknown how many seeds" in run_admin_action(maintainer_client, "run_needed_seeds", proposed_entry)
+
+
+def test_needed_seeds_action_queues_the_estimated_seeds(maintainer_client: Client, site: Any) -> None:
+    track, entries = boards.create_board()
+    level = entries["Level"]
+    row = compute_standings(track).get_row(level.pk)
+    needed = row.estimate.seeds_needed
+    assert needed
+    assert f"Level: {needed} more queued." in run_admin_action(maintainer_client, "run_needed_seeds", level)
+    assert level.runs.filter(state="queued").count() == needed

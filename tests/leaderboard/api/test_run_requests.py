@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
-from django.core.cache import cache
 from django.db import connection
 from django.http import HttpResponse
 from django.test import Client
@@ -19,11 +17,6 @@ from tests.leaderboard.conftest import Repository
 from tests.scheduler.test_claims_race import call_concurrently
 
 pytestmark = pytest.mark.sql
-
-
-@pytest.fixture(autouse=True)
-def _clear_rate_limits() -> None:
-    cache.clear()
 
 
 @pytest.fixture
@@ -105,16 +98,6 @@ def test_concurrent_run_requests_create_one_run(token: ApiToken, payload: dict[s
     assert set(call_concurrently(calls)) == {Run.objects.get().pk}
 
 
-def test_run_request_with_a_number_beyond_floats_is_422(
-    client: Client, token: ApiToken, payload: dict[str, Any]
-) -> None:
-    body = json.dumps({**payload, "config": {"model": {"depth": 4}}}).replace("4}", "1e999}")
-    headers = {"Authorization": f"Bearer {token.secret}"}  # type: ignore[attr-defined]
-    response = client.post("/api/v1/runs", body, content_type="application/json", headers=headers)
-    assert response.status_code == 422
-    assert "config: Value error, NaN and infinite numbers" in response.json()["detail"]
-
-
 @pytest.mark.parametrize("secret", ["", "dt_wrong", "x" * 5000])
 def test_run_request_without_valid_token_is_401(client: Client, payload: dict[str, Any], secret: str) -> None:
     response = request_run(client, secret, payload)
@@ -124,15 +107,15 @@ def test_run_request_without_valid_token_is_401(client: Client, payload: dict[st
     assert not Entry.objects.exists()
 
 
-def test_run_request_with_other_scope_is_403(client: Client, token: ApiToken, payload: dict[str, Any]) -> None:
+def test_run_request_with_other_scope_or_closed_account_is_403(
+    client: Client, token: ApiToken, payload: dict[str, Any]
+) -> None:
     ApiToken.objects.update(scope="runs:read")
     response = request_run(client, token, payload)
     assert response.status_code == 403
     assert response.json()["detail"] == "This token may not request runs: its scope is runs:read."  # type: ignore[attr-defined]
-
-
-def test_run_request_of_closed_account_is_403(client: Client, token: ApiToken, payload: dict[str, Any]) -> None:
-    User.objects.filter(pk=token.owner_id).update(is_active=False)
+    ApiToken.objects.update(scope="runs:create")
+    User.objects.update(is_active=False)
     assert request_run(client, token, payload).status_code == 403
 
 
@@ -150,10 +133,8 @@ def test_run_request_of_closed_account_is_403(client: Client, token: ApiToken, p
         ({"url": "javascript:alert(1)"}, "url: "),
         ({"config": {"budget": "24h"}}, "cannot set 'budget'"),
         ({"title": "Smeared\0keys"}, "title: Value error, null bytes"),
-        ({"variant": "a\0b"}, "variant: Value error, null bytes"),
         ({"hypothesis": "\ud800"}, "hypothesis: "),
         ({"config": {"model": {"name\0": 1}}}, "config: Value error, null bytes"),
-        ({"config": {"model": {"name": "\ud800"}}}, "config: Value error, null bytes"),
         ({"config": {"model": {"depth": float("nan")}}}, "config: Value error, NaN"),
         ({"seed": 3}, "seed: "),
     ],

@@ -37,32 +37,21 @@ def test_board_row_without_value_is_last_in_both_orders(client: Client) -> None:
     assert b"12.0\xc2\xa0%" in client.get("/").content
 
 
-def test_board_search_matches_title_author_architecture_and_commit(client: Client) -> None:
-    track, _ = boards.create_board()
+def test_board_search_and_filters_keep_matching_rows_and_the_baseline(client: Client) -> None:
+    track, entries = boards.create_board()
     boards.create_scored_run(scene.create_entry(track, "Väter", "gpt", author="Tomás", sha="abcd" + "0" * 36))
+    entries["Better"].runs.update(trust=Run.Trust.REPLICATED)
+    Run.objects.update(revision=7)
 
     for text in ("väter", "TOM%C3%81S", "abcd", "gpt+v%C3%A4"):
         assert list_titles(client, f"?q={text}") == ["main, 3 March", "Väter"], text
     assert list_titles(client, "?architecture=smear") == ["main, 3 March", "Better", "Level", "Worse"]
+    assert list_titles(client, "?trust=replicated") == ["main, 3 March", "Better"]
     assert b"3 of 5" in client.get("/?architecture=smear").content
-
-
-def test_board_search_always_shows_the_baseline(client: Client) -> None:
-    boards.create_board()
-
-    assert list_titles(client, "?q=worse") == ["main, 3 March", "Worse"]
     page = client.get("/?q=missing").content.decode()
     assert 'class="pinned"' in page
     assert "No entry is like that." in page
     assert 'class="pinned"' not in client.get("/").content.decode()
-
-
-def test_board_filter_by_trust_keeps_matching_rows(client: Client) -> None:
-    _, entries = boards.create_board()
-    entries["Better"].runs.update(trust=Run.Trust.REPLICATED)
-    Run.objects.update(revision=7)
-
-    assert list_titles(client, "?trust=replicated") == ["main, 3 March", "Better"]
 
 
 def test_board_columns_can_be_chosen_and_empty_ones_are_hidden(client: Client) -> None:

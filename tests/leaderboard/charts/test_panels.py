@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-import math
+import itertools
 import re
 from typing import Any
 
-import numpy as np
 import pytest
 from django.http import QueryDict
 from django.test import Client
 from pytest_django import DjangoAssertNumQueries
 
+from leaderboard import formatting
 from leaderboard.charts import curve_svg, panels
 from leaderboard.charts.panels import Shown, View
 from leaderboard.job_handlers import metrics
-from leaderboard.models import CurvePoint, Run
+from leaderboard.models import Run
 from leaderboard.rankings.standings_store import load_standings, recompute_standings
 from leaderboard.reference_runs import find_reference_runs
-from scheduler.job_kinds import get_job_kind
-from scheduler.models import Node
 from tests.leaderboard.conftest import build_train_row
 from tests.leaderboard.views.test_page_board import extract_text
 from tests.support import boards, scene
-from tests.support.node_jobs import lease_job
-from tests.support.pool import LIMITS
 
 pytestmark = pytest.mark.django_db
 
@@ -38,12 +34,7 @@ def build_panels(run: Run, query: str = "") -> dict[str, panels.Panel]:
 def run() -> Run:
     training_run = scene.create_run(scene.create_entry(scene.create_track(), "main"), state=Run.State.TRAINING)
     rows = [
-        {
-            **build_train_row(step, 3 + 6 / step),
-            "memory_bytes": 2**30,
-            "mfu": 0.4 if step > 10 else None,
-            "mfu_windowed": 0.3,
-        }
+        build_train_row(step, 3 + 6 / step, memory_bytes=2**30, mfu=0.4 if step > 10 else None, mfu_windowed=0.3)
         for step in range(1, 101)
     ]
     metrics.store_metrics(training_run, rows, temperature=61.5)
@@ -57,29 +48,16 @@ def test_loss_panel_clips_steep_start_on_linear_axis_only(run: Run) -> None:
 
     assert get_highest_tick("") < 5 < 8 < get_highest_tick("log=y") + 3
     first = re.match(r"m\S+ (\S+) ", build_panels(run)["loss"].lines[0].raw)
-    assert first
     assert float(first[1]) < 0
 
 
 @pytest.mark.parametrize("x", curve_svg.ABSCISSAE)
-@pytest.mark.parametrize("log", ["", "&log=x", "&log=y", "&log=x&log=y"])
-@pytest.mark.parametrize("smooth", panels.SMOOTHINGS)
-def test_panel_ticks_for_each_view_are_inside_the_frame(run: Run, x: str, log: str, smooth: str) -> None:
-    panels_by_name = build_panels(run, f"x={x}{log}&smooth={smooth}")
-
-    assert all(0 <= tick.at <= 100 for panel in panels_by_name.values() for tick in [*panel.x_ticks, *panel.y_ticks])
-    assert all(len(panel.x_ticks) >= 2 and len(panel.y_ticks) >= 2 for panel in panels_by_name.values())
-
-
-def test_point_temperature_is_from_node_health_not_from_training(run: Run, node: Node) -> None:
-    job = scene.create_job(run, limits=LIMITS.model_dump())
-    Run.objects.filter(pk=run.pk).update(job=job, state=Run.State.QUEUED)
-    Node.objects.filter(pk=node.pk).update(health={"temperature_celsius": 71, "throttled": False})
-    lease_job(job, node)
-
-    get_job_kind(job).handle_metrics(job, [build_train_row(101, temperature_celsius=20)])
-
-    assert CurvePoint.objects.get(run=run, step=101).temperature_celsius == 71
+def test_panel_ticks_for_each_view_are_inside_the_frame(run: Run, x: str) -> None:
+    for log, smooth in itertools.product(("", "&log=x", "&log=y", "&log=x&log=y"), panels.SMOOTHINGS):
+        for panel in build_panels(run, f"x={x}{log}&smooth={smooth}").values():
+            assert all(0 <= tick.at <= 100 for tick in [*panel.x_ticks, *panel.y_ticks])
+            assert len(panel.x_ticks) >= 2
+            assert len(panel.y_ticks) >= 2
 
 
 def test_reference_runs_are_baseline_and_leader_of_same_budget(client: Client) -> None:
@@ -122,22 +100,6 @@ def test_script_columns_have_one_length_and_no_missing_metrics(run: Run) -> None
     assert set(columns["end"]) == set(curve_svg.ABSCISSAE)
 
 
-def test_run_page_with_many_samples_shows_first_and_last(client: Client, run: Run) -> None:
-    rows = [{"kind": "sample", "step": step, "prompt": "The", "text": f"text {step}."} for step in range(1, 101)]
-    metrics.store_metrics(run, rows)
-
-    page = extract_text(client.get(run.get_absolute_url()).content)
-
-    assert page.count("text ") <= 12
-    assert "text 100." in page
-    assert "text 1." in page
-
-
-def test_script_columns_have_five_digits_and_null_for_nan() -> None:
-    values = [0.0, 1.0, -2.5, 3.14159265, 1.23456789e13, 9.99999e-4, 7.3e-9, math.nan, math.inf]
-    assert panels.round_column(np.array(values)) == [*map(panels.round_value, values[:-2]), None, None]
-
-
 @pytest.mark.parametrize(("loss", "fraction"), [(1e17, 0.5), (1e40, 0.5), (3.0, 1e-310)])
 def test_run_with_one_extreme_point_is_drawn(client: Client, loss: float, fraction: float) -> None:
     training_run = scene.create_run(scene.create_entry(scene.create_track(), "main"), state=Run.State.TRAINING)
@@ -147,3 +109,43 @@ def test_run_with_one_extreme_point_is_drawn(client: Client, loss: float, fracti
     assert curve_svg.draw_curve(training_run, curve_svg.load_curve(training_run)) is not None
     for address in ("/", training_run.get_absolute_url(), f"/runs/{training_run.pk}/curve.png"):
         assert client.get(address).status_code == 200, address
+
+
+@pytest.mark.django_db
+def test_chart_of_unfinished_run_leaves_room_for_rest() -> None:
+    run = scene.create_training_run(scene.create_entry(scene.create_track(), "main"), 450)
+
+    unfinished_chart = curve_svg.draw_curve(run, curve_svg.load_curve(run))
+
+    assert unfinished_chart.last.x == pytest.approx(50, abs=1)
+    run.state = Run.State.FAILED
+    finished_chart = curve_svg.draw_curve(run, curve_svg.load_curve(run))
+    assert finished_chart.last.x == 100
+
+
+FORMATTED = {
+    formatting.compact(3_410_432): "3.41 M",
+    formatting.compact(999_999): "1 M",
+    formatting.compact(520): "520",
+    formatting.power(3.7e13): "3.7 × 10¹³",
+    formatting.binary(16 * 2**30): "16 GiB",
+    formatting.duration(43): "43 s",
+    formatting.duration(125): "2 min 05 s",
+    formatting.duration(11_520): "3 h 12 min",
+    formatting.duration(190_000): "2 d 04 h",
+    formatting.budget("180s"): "3 min",
+    formatting.budget("3B-tokens"): "3 B tokens",
+    formatting.budget("500steps"): "500 steps",
+    formatting.budget("300000steps"): "300,000 steps",
+    formatting.budget("1e19flops"): "1.0 × 10¹⁹ FLOPs",
+    formatting.budget("1.25e12flops"): "1.25 × 10¹² FLOPs",
+    formatting.share(0.125): "1/8 of the budget",
+    formatting.share(1): "the whole budget",
+    formatting.share(2): "2 × the budget",
+    formatting.share(0.3): "0.3 of the budget",
+    formatting.budget("unknown"): "unknown",
+}
+
+
+def test_formatted_number_is_readable() -> None:
+    assert {text: text.replace(formatting.SPACE, " ") for text in FORMATTED} == FORMATTED

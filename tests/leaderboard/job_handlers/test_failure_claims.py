@@ -37,7 +37,7 @@ def claim_model_failure(node: Node) -> Lease:
     return lease
 
 
-def test_run_whose_model_failed_by_a_strangers_word_goes_on_elsewhere(
+def test_run_whose_model_failed_by_a_strangers_word_goes_on_until_another_says_so(
     run: Run, capable_node: Node, client: Client
 ) -> None:
     claim_model_failure(copy_node(capable_node, "mallory"))
@@ -46,13 +46,9 @@ def test_run_whose_model_failed_by_a_strangers_word_goes_on_elsewhere(
     page = client.get(run.get_absolute_url()).content.decode()
     assert "mallory says that the model failed" in page
     assert "a node of another owner, or a trusted one, says the same" in page
-    _, spec = claim_job(capable_node)
+    lease, spec = claim_job(copy_node(capable_node, "second"))
     assert spec.attempt == 2
-
-
-def test_run_whose_model_failed_by_a_second_owners_word_has_failed(run: Run, capable_node: Node) -> None:
-    for name in ("first", "second"):
-        claim_model_failure(copy_node(capable_node, name))
+    leases.finish_lease(lease, protocol.FinishLease(outcome="failed", cause="model", reason=NAN))
     run.refresh_from_db()
     assert (run.state, run.cause, run.reason) == ("failed", "model", NAN)
 
@@ -106,16 +102,6 @@ def test_checkpoint_beyond_the_plan_is_refused(run: Run, capable_node: Node) -> 
         uploads.record_checkpoint(lease, protocol.Checkpoint(step=100, files=()))
 
 
-def test_exclusions_end_when_a_person_retries_the_run(run: Run, capable_node: Node) -> None:
-    Job.objects.update(max_attempts=1)
-    lease, _ = claim_job(capable_node)
-    leases.finish_lease(lease, protocol.FinishLease(outcome="failed", reason="CUDA error"))
-    run.refresh_from_db()
-    assert (run.state, run.cause) == ("failed", "infrastructure")
-    actions.perform_run_action(run, "retry", User.objects.create_user("mara"), is_maintainer=True)
-    assert claim_job(capable_node)[1].attempt == 2
-
-
 def test_run_whose_last_checkpoint_cannot_be_scored_trains_again_from_the_one_before(
     run: Run, capable_node: Node
 ) -> None:
@@ -138,7 +124,6 @@ def test_run_whose_last_checkpoint_cannot_be_scored_trains_again_from_the_one_be
     assert leases.claim_job(poisoner) is None
     _, spec = claim_job(capable_node)
     assert isinstance(spec.order, protocol.TrainOrder)
-    assert spec.order.resume is not None
     assert spec.order.resume.step == 10
 
 
@@ -149,9 +134,7 @@ def test_night_waits_for_a_node_whose_results_count(monday_night: Night, capable
     stranger = copy_node(capable_node, "stranger")
     night_nodes.update_night_needs(timezone.now())
     assert leases.claim_job(stranger) is None
-    assert monday_night.run is not None
     job = monday_night.run.job
-    assert job is not None
     other_job = Job.objects.create(kind="train", state=Job.State.LEASED, release=job.release)
     expires_at = timezone.now() + timedelta(hours=1)
     Lease.objects.create(job=other_job, node=capable_node, attempt=1, token_hash="other", expires_at=expires_at)

@@ -7,6 +7,7 @@ import pytest
 
 from leaderboard.job_handlers import metrics
 from leaderboard.models import CurvePoint, Run, Sample
+from scheduler import transitions
 from scheduler.job_kinds import get_job_kind
 from scheduler.models import Event, Node
 from tests.leaderboard.conftest import build_train_row, create_checkpoint
@@ -17,7 +18,6 @@ pytestmark = pytest.mark.sql
 
 @pytest.fixture
 def training_run(run: Run, node: Node) -> Run:
-    assert run.job
     lease_job(run.job, node)
     run.refresh_from_db()
     return run
@@ -30,9 +30,8 @@ def list_curve(run: Run) -> list[tuple[Any, ...]]:
 def test_metrics_rows_become_points_samples_and_progress(training_run: Run) -> None:
     dev = {"kind": "dev", "step": 2, "fraction": 0.1, "tokens": 1024, "flops": 1e9, "seconds": 1, "loss": 5.0}
     sample = {"kind": "sample", "step": 2, "prompt": "def", "text": "def x():\n\tpass"}
-    metrics.store_metrics(
-        training_run, [build_train_row(1, 6.0), build_train_row(2, 5.5), {**dev, "bits_per_byte": 2.1}, sample]
-    )
+    rows = [build_train_row(1, 6.0), build_train_row(2, 5.5), {**dev, "bits_per_byte": 2.1}, sample]
+    metrics.store_metrics(training_run, rows)
     assert list_curve(training_run) == [
         ("dev", 2, 5.0, 1024, None),
         ("train", 1, 6.0, 512, 0.01),
@@ -46,11 +45,13 @@ def test_metrics_rows_become_points_samples_and_progress(training_run: Run) -> N
     assert (training_run.step, training_run.fraction, training_run.tokens, training_run.loss) == (2, 0.1, 1024, 5.5)
     assert training_run.revision > revision
     assert training_run.seconds_left == pytest.approx(9.0)
+    transitions.fail_job(training_run.job, "node:cellar", "model", "Its loss is no number.")
+    get_job_kind(training_run.job).handle_metrics(training_run.job, [build_train_row(3)])
+    assert CurvePoint.objects.count() == 3, "rows after the end are ignored"
 
 
 def test_metrics_of_resumed_run_match_uninterrupted_run(training_run: Run, node: Node) -> None:
     """The run resumes from step 10 and reports steps 11 to 20 a second time."""
-    assert training_run.job
     rows = [build_train_row(step, 6 - step / 10) for step in range(1, 21)]
     metrics.store_metrics(training_run, rows)
     uninterrupted = list_curve(training_run)
@@ -70,14 +71,6 @@ def test_metrics_of_resumed_run_match_uninterrupted_run(training_run: Run, node:
     metrics.store_metrics(training_run, rows[12:])
     assert list_curve(training_run) == uninterrupted
     assert "Resumes from step 10 on cellar." in [event.sentence for event in Event.objects.about(training_run)]
-
-
-def test_metrics_of_run_lost_before_checkpoint_are_deleted(training_run: Run, node: Node) -> None:
-    assert training_run.job
-    metrics.store_metrics(training_run, [build_train_row(1), build_train_row(2)])
-    requeue_job(training_run.job.leases.get())
-    lease_job(training_run.job, node)
-    assert list_curve(training_run) == []
 
 
 @pytest.mark.parametrize(
@@ -114,24 +107,3 @@ def test_sample_text_is_sanitized_and_limited(training_run: Run, monkeypatch: py
         training_run, [{"kind": "sample", "step": step, "prompt": "p", "text": "t"} for step in range(2, 9)]
     )
     assert Sample.objects.count() == 3
-
-
-def test_long_curve_is_downsampled_keeping_ends_and_extremes(
-    training_run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(metrics, "MAX_POINTS", 50)
-    for start in range(1, 400, 20):
-        metrics.store_metrics(
-            training_run, [build_train_row(step, 9.0 if step == 77 else 3.0) for step in range(start, start + 20)]
-        )
-    steps = [point.step for point in training_run.points.all()]
-    assert len(steps) <= 50
-    assert (steps[0], steps[-1]) == (1, 400)
-    assert 77 in steps
-
-
-def test_metrics_after_end_of_run_are_ignored(training_run: Run) -> None:
-    assert training_run.job
-    Run.objects.filter(pk=training_run.pk).update(state=Run.State.CANCELLED)
-    get_job_kind(training_run.job).handle_metrics(training_run.job, [build_train_row(1)])
-    assert not CurvePoint.objects.exists()

@@ -17,9 +17,9 @@ from leaderboard.submissions.intake import IntakeError
 from leaderboard.submissions.notebook_cells import NotebookError
 from scheduler import rate_limits, storage, transitions
 from scheduler.job_kinds import get_job_kind, summarize_jobs
-from scheduler.models import Event, Job, JobFile, LogChunk, Node
+from scheduler.models import Event, Job, JobFile, Node
 from tests.leaderboard.conftest import Repository
-from tests.support.node_jobs import end_lease, lease_job, requeue_job
+from tests.support.node_jobs import end_lease, lease_job
 from trainer import protocol
 
 
@@ -65,32 +65,6 @@ def finish_part(job: Job, node: Node, files: dict[str, bytes]) -> None:
     end_lease(lease, "done", result=result.model_dump())
 
 
-def test_changed_notebook_is_a_new_unapproved_entry(
-    main_repository: Repository, notebook_entry: Entry, notebook_run: Run
-) -> None:
-    main_repository.commit("One more", {"notebooks/sorbian-part2.ipynb": build_notebook("print(3)")})
-    new_entry = intake.submit_entry(str(main_repository.path), "sorbian", "Sorbian", "", notebook_entry.track)
-    assert (new_entry.state, new_entry.bundle_id == notebook_entry.bundle_id) == ("proposed", False)
-    spec = get_job_kind(get_current_job(notebook_run)).build_order(get_current_job(notebook_run), None)
-    assert isinstance(spec, protocol.NotebookOrder)
-    assert spec.notebook.model_dump() == notebook_entry.notebooks[0]
-
-
-def test_commit_with_notebook_and_architecture_is_an_open_entry(
-    main_repository: Repository, community_track: Track
-) -> None:
-    main_repository.git("checkout", "--quiet", "-b", "both")
-    main_repository.commit("Both", {"notebooks/n.ipynb": build_notebook(), "trainer/models/gpt.py": "x = 1\n"})
-    assert intake.submit_entry(str(main_repository.path), "both", "Both", "", community_track).kind == "open"
-
-
-def test_notebook_on_competition_track_is_refused(main_repository: Repository, notebook_entry: Entry) -> None:
-    Track.objects.update(kind="competition")
-    notebook_entry.track.refresh_from_db()
-    with pytest.raises(IntakeError, match="Notebooks run on community and playground tracks; Small compares"):
-        intake.submit_entry(str(main_repository.path), "sorbian", "Sorbian", "", notebook_entry.track)
-
-
 @pytest.mark.parametrize(
     ("paths", "problem"),
     [
@@ -111,7 +85,13 @@ def test_invalid_notebook_is_refused_with_its_path(main_repository: Repository, 
         intake.submit_entry(str(main_repository.path), "bad", "Bad", "", community_track)
     with pytest.raises(IntakeError, match=r"notebooks/a\.ipynb: The notebook is not valid JSON"):
         intake.submit_entry(str(main_repository.path), "bad", "Bad", "a", community_track)
-    assert intake.submit_entry(str(main_repository.path), "bad", "Bad", "b", community_track).architecture == "b"
+    entry = intake.submit_entry(str(main_repository.path), "bad", "Bad", "b", community_track)
+    assert (entry.kind, entry.architecture) == ("notebook", "b")
+    main_repository.commit("Both", {"notebooks/a.ipynb": build_notebook(), "trainer/models/gpt.py": "x = 1\n"})
+    assert intake.submit_entry(str(main_repository.path), "bad", "Both", "", community_track).kind == "open"
+    community_track.kind = Track.Kind.COMPETITION
+    with pytest.raises(IntakeError, match="Notebooks run on community and playground tracks; Small compares"):
+        intake.submit_entry(str(main_repository.path), entry.sha, "Bad", "b", community_track, variant="x")
 
 
 def test_notebook_approval_page_shows_cells_to_coordinator(client: Client, notebook_entry: Entry) -> None:
@@ -129,6 +109,9 @@ def test_notebook_approval_page_shows_cells_to_coordinator(client: Client, noteb
 def test_notebook_parts_run_in_order_and_pass_on_model(notebook_run: Run, node: Node) -> None:
     first = get_current_job(notebook_run)
     assert (first.kind, first.needs_sandbox, first.entry_id) == ("notebook", True, notebook_run.entry.bundle_id)
+    order = get_job_kind(first).build_order(first, None)
+    assert isinstance(order, protocol.NotebookOrder)
+    assert order.notebook.model_dump() == notebook_run.entry.notebooks[0], "the approved content"
     finish_part(
         first, node, {"executed.ipynb": build_notebook(), "model/weights.bin": b"w1", "model/tokenizer/vocab.txt": b"v"}
     )
@@ -154,20 +137,6 @@ def test_notebook_parts_run_in_order_and_pass_on_model(notebook_run: Run, node: 
     )
 
 
-def test_lost_notebook_part_restarts_with_the_same_model(notebook_run: Run, node: Node) -> None:
-    finish_part(get_current_job(notebook_run), node, {"model/a": b"1"})
-    second = get_current_job(notebook_run)
-    requeue_job(lease_job(second, node))
-    notebook_run.refresh_from_db()
-    assert (notebook_run.state, notebook_run.job_id) == ("paused", second.pk)
-    assert "Part 2 of 2 starts over as soon as a node is free." in notebook_run.reason
-    lease_job(second, node)
-    notebook_run.refresh_from_db()
-    order = get_job_kind(second).build_order(second, None)
-    assert isinstance(order, protocol.NotebookOrder)
-    assert (notebook_run.state, [file.path for file in order.model]) == ("training", ["a"])
-
-
 def test_failed_notebook_ends_run_and_shows_its_output(client: Client, notebook_run: Run, node: Node) -> None:
     job = get_current_job(notebook_run)
     lease_job(job, node)
@@ -183,30 +152,14 @@ def test_failed_notebook_ends_run_and_shows_its_output(client: Client, notebook_
     assert "notebooks/sorbian-part2.ipynb</code> did not run." in page
 
 
-def test_cancelled_notebook_run_cancels_its_queued_part(notebook_run: Run, node: Node, maintainer: User) -> None:
-    from leaderboard import runs
-
-    finish_part(get_current_job(notebook_run), node, {})
-    notebook_run.refresh_from_db()
-    runs.cancel_run(notebook_run, "Enough.", "mara")
-    notebook_run.refresh_from_db()
-    assert (notebook_run.state, get_current_job(notebook_run).state) == ("cancelled", "cancelled")
-
-
-def test_invalid_notebook_result_fails_run_as_infrastructure(notebook_run: Run, node: Node) -> None:
-    job = get_current_job(notebook_run)
-    end_lease(lease_job(job, node), "done", result={"cells": -1})
-    notebook_run.refresh_from_db()
-    assert (notebook_run.state, notebook_run.cause) == ("failed", "infrastructure")
-
-
-def test_notebook_page_shows_cells_and_links_files(client: Client, notebook_run: Run, node: Node) -> None:
+@pytest.mark.usefixtures("rate_limit_clock")
+def test_notebook_page_shows_cells_and_links_files(
+    client: Client, notebook_run: Run, node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert "appears here" in client.get(notebook_run.get_absolute_url()).content.decode()
     output = {"output_type": "display_data", "data": {"text/html": "<script>alert(1)</script>"}, "metadata": {}}
-    files = {
-        "executed.ipynb": build_notebook("show()", outputs=[output]),
-        "model/my weights.html": b"<script>x</script>",
-    }
+    executed = build_notebook("show()", outputs=[output])
+    files = {"executed.ipynb": executed, "model/my weights.html": b"<script>x</script>"}
     finish_part(get_current_job(notebook_run), node, files)
     page = client.get(notebook_run.get_absolute_url()).content.decode()
     assert "<code>show()</code>" in page
@@ -218,42 +171,5 @@ def test_notebook_page_shows_cells_and_links_files(client: Client, notebook_run:
     assert response.headers["Content-Disposition"].startswith("attachment")
     for path in ("/1/run.json", "/2/executed.ipynb", "/1/model/../executed.ipynb"):
         assert client.get(f"/runs/{notebook_run.pk}/parts{path}").status_code == 404
-
-
-@pytest.mark.usefixtures("rate_limit_clock")
-def test_notebook_files_per_address_are_rate_limited(
-    client: Client, notebook_run: Run, node: Node, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(rate_limits.PER_HOUR, "download", 2)
-    finish_part(get_current_job(notebook_run), node, {"executed.ipynb": build_notebook("show()"), "a.txt": b"text"})
-    address = f"/runs/{notebook_run.pk}/parts/1/a.txt"
-    statuses = []
-    for _ in range(3):
-        response = client.get(address)
-        list(response)  # reads to the end, which closes the file
-        statuses.append(response.status_code)
-    assert statuses == [200, 200, 429]
-
-
-def test_files_of_training_run_are_not_served_as_notebook_parts(client: Client, run: Run) -> None:
-    assert run.job
-    JobFile.objects.create(job=run.job, path="run.json", blob=storage.store_bytes(b"{}"))
-    assert client.get(f"/runs/{run.pk}/parts/1/run.json").status_code == 404
-
-
-def test_notebook_entry_page_before_any_run_opens(client: Client, notebook_entry: Entry) -> None:
-    assert client.get(notebook_entry.get_absolute_url()).status_code == 200
-
-
-def test_notebook_live_json_has_phase_and_log(client: Client, notebook_run: Run, node: Node) -> None:
-    page = client.get(notebook_run.get_absolute_url()).content.decode()
-    assert f'data-live="/runs/{notebook_run.pk}/live.json"' in page
-    lease = lease_job(get_current_job(notebook_run), node)
-    LogChunk.objects.create(lease=lease, offset=0, text="cell 1 of 1\n")
-
-    live = client.get(f"/runs/{notebook_run.pk}/live.json").json()
-
-    assert "running" in live["parts"]["head"] or "boarding" in live["parts"]["head"]
-    assert "cell 1 of 1" in live["parts"]["log"]
-    assert "curve" not in live
-    assert live["wait"] > 0
+    monkeypatch.setitem(rate_limits.PER_HOUR, "download", 1)
+    assert client.get(f"/runs/{notebook_run.pk}/parts/1/executed.ipynb").status_code == 429

@@ -14,7 +14,7 @@ from leaderboard.job_handlers import replays
 from leaderboard.job_handlers.replays import ReplayError
 from leaderboard.models import Replay, Run
 from leaderboard.rankings import trust
-from scheduler import checkpoints, leases, node_vetting, retention, storage, uploads
+from scheduler import checkpoints, leases, retention, storage, transitions, uploads
 from scheduler.job_kinds import get_job_kind
 from scheduler.models import Event, Job, Node
 from tests.leaderboard.conftest import SCORE_RESULT, create_checkpoint
@@ -31,7 +31,6 @@ def untrusted_node(db: None) -> Node:
 
 def finish_training(run: Run, node: Node, *steps: int) -> Run:
     """Train a queued run on a node, with checkpoints at these steps."""
-    assert run.job
     lease = lease_job(run.job, node)
     for step in steps or (5, 10, 20):
         checkpoint = create_checkpoint(run.job, step)
@@ -43,7 +42,6 @@ def finish_training(run: Run, node: Node, *steps: int) -> Run:
 
 
 def finish_scoring(run: Run, node: Node) -> Run:
-    assert run.score_job
     lease_job(run.score_job, node)
     finish_job(run.score_job, SCORE_RESULT)
     run.refresh_from_db()
@@ -59,7 +57,6 @@ def finish_replay(
     replay: Replay, node: Node, *, at: int | None = None, step: int | None = None, **fields: Any
 ) -> Replay:
     """End a replay. `fields`: of the check of step `at`, or of all; the others are exact. `step`: that it reached."""
-    assert replay.job
     lease_job(replay.job, node)
     exact = {"exact": True, "deviation": 0.0, "state_deviation": 0.0}
     steps = [each for each in list_steps(replay) if step is None or each <= step]
@@ -85,35 +82,28 @@ def test_run_of_untrusted_node_is_provisional_until_replay_agrees(run: Run, node
     untrusted_node.refresh_from_db()
     assert (replay.state, run.trust, untrusted_node.valid_in_a_row) == ("agreed", "scored", 1)
     assert list_messages(run)[-1].endswith("replayed to the last bit. (on cellar)")
+    end_lease(replay.job.leases.get(), "done", result={"exact": False, "deviation": 9.0, "step": replay.end_step})
+    assert Run.objects.get(pk=run.pk).trust == "scored", "a second report changes nothing"
 
 
 @pytest.mark.parametrize("fields", [{"exact": False, "deviation": 1.2}, {"step": 3}])
+@pytest.mark.parametrize("is_scored_first", [True, False])
 def test_replay_mismatch_disputes_run_and_resets_node_trust(
-    run: Run, node: Node, untrusted_node: Node, fields: dict[str, Any]
+    run: Run, node: Node, untrusted_node: Node, fields: dict[str, Any], is_scored_first: bool
 ) -> None:
     Node.objects.filter(pk=untrusted_node.pk).update(valid_in_a_row=9)
     replay = finish_training(run, untrusted_node, 10, 20).replays.get()
-    finish_scoring(run, node)
+    if is_scored_first:
+        finish_scoring(run, node)
     finish_replay(replay, node, **fields)
+    if not is_scored_first:
+        finish_scoring(run, node)
     run.refresh_from_db()
     untrusted_node.refresh_from_db()
     assert (replay.state, run.trust, untrusted_node.valid_in_a_row) == ("differed", "disputed", 0)
-    assert list_messages(run)[-1].startswith("Disputed: ")
+    assert any(message.startswith("Disputed: ") for message in list_messages(run))
     trust.settle_dispute(run, "mara")
     assert run.trust == "scored"
-
-
-def test_run_disputed_before_scoring_stays_disputed(run: Run, node: Node, untrusted_node: Node) -> None:
-    finish_replay(finish_training(run, untrusted_node).replays.get(), node, exact=False, deviation=5.0)
-    assert finish_scoring(run, node).trust == "disputed"
-
-
-def test_replay_with_small_deviation_is_abandoned_for_maintainer(run: Run, node: Node, untrusted_node: Node) -> None:
-    replay = finish_replay(finish_training(run, untrusted_node).replays.get(), node, exact=False, deviation=0.2)
-    untrusted_node.refresh_from_db()
-    assert (replay.state, untrusted_node.result_checks.count()) == ("abandoned", 0)
-    assert "A maintainer has to decide" in replay.sentence
-    assert finish_scoring(run, node).trust == "provisional"
 
 
 def list_ends(run: Run) -> list[tuple[int, ...]]:
@@ -124,11 +114,14 @@ def list_ends(run: Run) -> list[tuple[int, ...]]:
     ]
 
 
-def test_replay_stretches_are_neighbors_from_the_start_of_training_on(
+def test_replay_stretches_are_neighbors_with_files_from_the_start_of_training_on(
     run: Run, node: Node, untrusted_node: Node
 ) -> None:
-    finish_training(run, untrusted_node, 5, 10, 20, 30)
-    assert list_ends(run) == [(0, 5), (0, 5, 10), (5, 10, 20), (10, 20, 30)]
+    finish_training(run, untrusted_node, 0, 5, 10, 20, 30, 40)
+    assert list_ends(run) == [(0, 5), (0, 5, 10), (5, 10, 20), (10, 20, 30), (20, 30, 40)]
+    assert replays.list_stretches(run)[0].start is None, "claimed initial weights start no replay"
+    run.job.checkpoints.filter(step=10).update(files_deleted_at=timezone.now())
+    assert list_ends(run) == [(0, 5), (20, 30, 40)]
 
 
 def test_replay_of_later_stretches_includes_the_first_one(
@@ -137,30 +130,17 @@ def test_replay_of_later_stretches_includes_the_first_one(
     monkeypatch.setattr(checkpoints, "draw_rank", lambda checkpoint: b"0" if checkpoint.step == 30 else b"1")
     replay = finish_training(run, untrusted_node, 5, 10, 20, 30).replays.get()
     assert (replay.start_step, list_steps(replay)) == (10, [5, 20, 30])
-    assert replay.job
     order = get_job_kind(replay.job).build_order(replay.job, None)
     assert isinstance(order, protocol.ReplayOrder)
     steps = [end.step for end in (order.start, order.first, order.middle, order.claimed) if end]
     assert steps == [10, 5, 20, 30]
 
 
-def test_claimed_initial_weights_start_no_replay(run: Run, node: Node, untrusted_node: Node) -> None:
-    finish_training(run, untrusted_node, 0, 5, 10)
-    assert list_ends(run) == [(0, 5), (0, 5, 10)]
-    assert all(each.start is None for each in replays.list_stretches(run))
-
-
-def test_replay_stretch_without_files_is_not_listed(run: Run, node: Node) -> None:
-    finish_training(run, node, 5, 10, 20, 30, 40)
-    assert run.job
-    run.job.checkpoints.filter(step=10).update(files_deleted_at=timezone.now())
-    assert list_ends(run) == [(0, 5), (20, 30, 40)]
-
-
 @pytest.mark.parametrize(("figures", "state"), [
     ({"state_deviation": 0.01}, "agreed"),
     ({"state_deviation": 0.3}, "abandoned"),
     ({"state_deviation": 0.8}, "differed"),
+    ({"deviation": 0.2}, "abandoned"),
 ])  # fmt: skip
 def test_replay_judges_the_state_of_each_checkpoint(
     run: Run, node: Node, untrusted_node: Node, figures: dict[str, Any], state: str
@@ -168,15 +148,8 @@ def test_replay_judges_the_state_of_each_checkpoint(
     replay = finish_training(run, untrusted_node, 5, 10).replays.get()
     finish_replay(replay, node, at=list_steps(replay)[0], exact=False, **figures)
     assert replay.state == state
-
-
-def test_replay_of_weights_alone_is_abandoned(run: Run, node: Node, untrusted_node: Node) -> None:
-    replay = finish_training(run, untrusted_node).replays.get()
-    assert replay.job
-    lease_job(replay.job, node)
-    finish_job(replay.job, {"step": replay.end_step, "exact": True, "deviation": 0.0})
-    replay.refresh_from_db()
-    assert (replay.state, replay.sentence[:43]) == ("abandoned", "the node did not compare whole checkpoints;")
+    assert ("A maintainer has to decide" in replay.sentence) == (state == "abandoned")
+    assert untrusted_node.result_checks.exists() == (state != "abandoned")
 
 
 @pytest.mark.parametrize(("step", "blamed"), [(5, "first"), (10, "second"), (20, "nobody")])
@@ -185,7 +158,6 @@ def test_mismatch_counts_against_the_node_that_sent_the_checkpoint(
 ) -> None:
     """After a handover, a false end may come from a state that the comparison cannot tell from rounding."""
     monkeypatch.setattr(checkpoints, "draw_rank", lambda checkpoint: b"0" if checkpoint.step == 20 else b"1")
-    assert run.job
     workers = [
         Node.objects.create(name=name, owner=User.objects.create(username=name), hardware={"cpus": 2})
         for name in ("first", "second")
@@ -209,7 +181,6 @@ def test_replay_of_node_with_superseded_checkpoints_is_still_possible(
     run: Run, node: Node, untrusted_node: Node
 ) -> None:
     """Deleting files of superseded checkpoints keeps their nodes and one stretch of each node."""
-    assert run.job
     for number, worker in enumerate((untrusted_node, node)):
         lease = lease_job(run.job, worker)
         for step in range(6 * number + 1, 6 * number + 7):
@@ -231,18 +202,11 @@ def test_replay_of_node_with_superseded_checkpoints_is_still_possible(
     assert set(trust.find_training_nodes(run.job)) == {untrusted_node, node}
 
 
-def test_run_of_vetted_node_is_scored_without_waiting_for_replay(run: Run, node: Node, untrusted_node: Node) -> None:
-    Node.objects.filter(pk=untrusted_node.pk).update(valid_in_a_row=10**9)
-    assert finish_scoring(finish_training(run, untrusted_node), node).trust == "scored"
-    assert not run.replays.exists()
-
-
 def test_replay_excludes_the_node_and_its_owner(run: Run, capable_node: Node, untrusted_node: Node) -> None:
     replay = finish_training(run, untrusted_node).replays.get()
     job = Job.objects.get(replay=replay)
     assert job.needs_trusted
     assert (job.excluded_nodes, job.excluded_owners) == ([untrusted_node.pk], [untrusted_node.owner_id])
-    assert run.score_job
     Job.objects.filter(pk=run.score_job.pk).delete()
     capable_node.owner_id = untrusted_node.owner_id
     capable_node.save()
@@ -250,7 +214,6 @@ def test_replay_excludes_the_node_and_its_owner(run: Run, capable_node: Node, un
     capable_node.owner = None
     capable_node.save()
     lease = leases.claim_job(capable_node)
-    assert lease
     order = protocol.JobSpec.model_validate_json(lease.spec).order
     assert isinstance(order, protocol.ReplayOrder)
     assert order.claimed.step == replay.end_step
@@ -260,61 +223,54 @@ def test_replay_excludes_the_node_and_its_owner(run: Run, capable_node: Node, un
 
 def test_replay_keeps_checkpoints_of_its_stretch_until_finished(run: Run, node: Node, untrusted_node: Node) -> None:
     replay = finish_training(run, untrusted_node).replays.get()
-    Job.objects.filter(pk=run.job_id).update(state=Job.State.DONE, finished_at=timezone.now())
     expiry_time = timezone.now() + timedelta(days=30)
-    stretch_checkpoints = {
-        checkpoint for checkpoint in (replay.start, replay.first, replay.middle, replay.claimed) if checkpoint
-    }
+    ends = (replay.start, replay.first, replay.middle, replay.claimed)
+    stretch_checkpoints = {checkpoint for checkpoint in ends if checkpoint}
     retention.delete_expired(expiry_time)
-    assert run.job
     assert stretch_checkpoints <= set(run.job.checkpoints.all())
     finish_replay(replay, node)
     retention.delete_expired(expiry_time)
     assert [checkpoint.step for checkpoint in run.job.checkpoints.all()] == [20]
 
 
-def test_replay_on_untrusted_node_is_abandoned(run: Run, node: Node, untrusted_node: Node) -> None:
-    replay = finish_training(run, untrusted_node).replays.get()
-    node.trusted = False
-    node.save()
-    assert finish_replay(replay, node, deviation=9.0, exact=False).state == "abandoned"
+WEIGHTS_ONLY = "the node did not compare whole checkpoints;"
+RESULTS: tuple[tuple[dict[str, Any], str], ...] = (
+    ({}, ""),
+    ({"exact": True}, ""),
+    ({"step": 20, "exact": False, "deviation": -1}, ""),
+    ({"step": 20, "exact": True, "deviation": 0.0}, WEIGHTS_ONLY),
+)
 
 
-@pytest.mark.parametrize("result", [{}, {"exact": True}, {"step": 20, "exact": False, "deviation": -1}])
-def test_replay_with_invalid_result_is_abandoned(
-    run: Run, node: Node, untrusted_node: Node, result: dict[str, Any]
+@pytest.mark.parametrize(("result", "sentence"), RESULTS)
+def test_replay_with_invalid_result_is_abandoned_and_leaves_run_provisional(
+    run: Run, node: Node, untrusted_node: Node, result: dict[str, Any], sentence: str
 ) -> None:
     replay = finish_training(run, untrusted_node).replays.get()
-    assert replay.job
     lease_job(replay.job, node)
-    finish_job(replay.job, result)
+    finish_job(replay.job, {**result, **({"step": replay.end_step} if sentence else {})})
     replay.refresh_from_db()
     assert replay.state == "abandoned"
+    assert replay.sentence.startswith(sentence)
+    assert finish_scoring(run, node).trust == "provisional"
 
 
-def test_failed_replay_leaves_run_provisional(run: Run, node: Node, untrusted_node: Node) -> None:
+def test_replay_that_fails_or_ran_on_an_untrusted_node_is_abandoned(run: Run, node: Node, untrusted_node: Node) -> None:
     replay = finish_training(run, untrusted_node).replays.get()
-    assert replay.job
-    get_job_kind(replay.job).handle_failure(replay.job, "infrastructure", "Five nodes were lost.")
+    transitions.fail_job(replay.job, "site", "infrastructure", "Five nodes were lost.")
     replay.refresh_from_db()
     assert (replay.state, replay.sentence) == ("abandoned", "could not be replayed: Five nodes were lost.")
-    assert finish_scoring(run, node).trust == "provisional"
+    again = replays.request_replay(run, actor="mara")
+    Node.objects.filter(pk=node.pk).update(trusted=False)
+    node.refresh_from_db()
+    assert finish_replay(again, node, deviation=9.0, exact=False).state == "abandoned"
 
 
 def test_replay_requested_by_maintainer_is_queued(run: Run, node: Node) -> None:
     with pytest.raises(ReplayError, match="has not been trained"):
         replays.request_replay(run, actor="mara")
     finish_training(run, node)
+    assert not run.replays.exists(), "its node is trusted"
     replay = replays.request_replay(run, actor="mara")
     assert replay.node == node
     assert "on another, trusted node queued" in list_messages(run)[-1]
-
-
-def test_replay_reported_twice_counts_once(run: Run, node: Node, untrusted_node: Node) -> None:
-    replay = finish_training(run, untrusted_node).replays.get()
-    finish_replay(replay, node)
-    assert replay.job is not None
-    end_lease(replay.job.leases.get(), "done", result={"exact": False, "deviation": 9.0, "step": replay.end_step})
-    untrusted_node.refresh_from_db()
-    assert (replay.state, untrusted_node.valid_in_a_row) == ("agreed", 1)
-    assert node_vetting.describe_standing(1) == "After 9 more in a row its results count before they are compared."

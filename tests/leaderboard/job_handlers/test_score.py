@@ -9,10 +9,11 @@ from django.test import Client
 
 from leaderboard.job_handlers import score
 from leaderboard.models import Publication, Run, Sample
-from leaderboard.publishing import model_card, weights
+from leaderboard.publishing import model_card
+from scheduler import transitions
 from scheduler.job_kinds import get_job_kind
 from scheduler.models import Event, Job, JobFile, Node
-from tests.leaderboard.conftest import SCORE_RESULT, build_train_row, create_checkpoint, finish_run, publish_release
+from tests.leaderboard.conftest import SCORE_RESULT, build_train_row, create_checkpoint, publish_release
 from tests.support.node_jobs import finish_job, lease_job
 from trainer import protocol
 
@@ -21,7 +22,6 @@ from trainer import protocol
 def released_publication(run: Run, node: Node) -> Publication:
     """The release of step 10 of a run that trains."""
     type(run.track).objects.filter(pk=run.track_id).update(releases=10)
-    assert run.job
     lease_job(run.job, node)
     get_job_kind(run.job).handle_metrics(run.job, [build_train_row(10)])
     Sample.objects.create(run=run, step=10, prompt="The ", text="train\n# left <b>on</b> time")
@@ -32,8 +32,11 @@ def released_publication(run: Run, node: Node) -> Publication:
 
 @pytest.fixture
 def release_score_job(released_publication: Publication) -> Job:
-    assert score.queue_release_scores() == 1
+    run_json = JobFile.objects.get(job=released_publication.run.job)
+    run_json.delete()
     assert score.queue_release_scores() == 0
+    JobFile.objects.create(job=run_json.job, path=run_json.path, blob=run_json.blob)
+    assert [score.queue_release_scores() for _ in range(2)] == [1, 0]
     released_publication.refresh_from_db()
     assert released_publication.score_job
     return released_publication.score_job
@@ -46,27 +49,20 @@ def finish_release_score(score_job: Job, node: Node, **changed: Any) -> Publicat
     return Publication.objects.get(score_job=score_job)
 
 
-def test_release_score_job_has_step_of_release_and_needs_trust(
-    released_publication: Publication, release_score_job: Job
+def test_release_score_is_stored_on_release_not_on_run(
+    released_publication: Publication, release_score_job: Job, node: Node, client: Client
 ) -> None:
     order = get_job_kind(release_score_job).build_order(release_score_job, None)
     assert isinstance(order, protocol.ScoreOrder)
     assert (order.checkpoint.step, order.suite, release_score_job.needs_trusted) == (10, ("blimp",), True)
-
-
-def test_release_score_is_stored_on_release_not_on_run(
-    released_publication: Publication, release_score_job: Job, node: Node, client: Client
-) -> None:
     publication = finish_release_score(release_score_job, node)
     run = Run.objects.get(pk=released_publication.run_id)
     assert (publication.bits_per_byte, run.bits_per_byte, run.state) == (2.5, None, Run.State.TRAINING)
     assert not run.scores.exists()
     assert "| bits per byte, held-out text | 2.5000 | 0.0100 |" in model_card.build_card(publication, "a/b")
     assert "<strong>2.5000</strong>" in client.get(run.get_absolute_url()).content.decode()
-    assert (
-        get_job_kind(release_score_job).describe_jobs([release_score_job])[release_score_job.pk].outcome
-        == "2.5000 bits per byte"
-    )
+    summary = get_job_kind(release_score_job).describe_jobs([release_score_job])[release_score_job.pk]
+    assert summary.outcome == "2.5000 bits per byte"
 
 
 @pytest.mark.parametrize(("changed", "message"), [({"bits_per_byte": -1}, "is invalid"), ({}, "untrusted")])
@@ -82,29 +78,7 @@ def test_failed_release_score_keeps_run_training(
     released_publication: Publication, release_score_job: Job, node: Node
 ) -> None:
     lease_job(release_score_job, node)
-    get_job_kind(release_score_job).handle_failure(release_score_job, "model", "The model looked ahead.")
+    transitions.fail_job(release_score_job, f"node:{node.name}", "model", "The model looked ahead.")
     assert Run.objects.get(pk=released_publication.run_id).state == Run.State.TRAINING
     assert Event.objects.about(released_publication.run).filter(sentence__contains="The model looked ahead.").exists()
     assert score.queue_release_scores() == 0  # not retried
-
-
-def test_release_without_run_json_is_not_scored(released_publication: Publication) -> None:
-    JobFile.objects.filter(job=released_publication.run.job).delete()
-    assert score.queue_release_scores() == 0
-
-
-def test_score_of_finished_run_is_stored_on_run(run: Run, node: Node) -> None:
-    assert finish_run(run, node).bits_per_byte == 2.5
-    assert run.score_job
-    assert (
-        get_job_kind(run.score_job).describe_jobs([run.score_job])[run.score_job.pk].title == "Scoring of Smeared keys"
-    )
-
-
-def test_weight_files_of_release_before_end_of_run_are_listed(
-    released_publication: Publication, release_score_job: Job
-) -> None:
-    create_checkpoint(release_score_job, 10)  # the tokenizer file belongs to the score job
-    JobFile.objects.filter(job=release_score_job).update(path="tokenizer.json")
-    names = sorted(path for path, _ in weights.find_weight_blobs(released_publication.run, "50-percent"))
-    assert names == ["checkpoints/step-00000010/model.safetensors", "run.json", "source.tar", "tokenizer.json"]

@@ -6,18 +6,13 @@ from typing import Any
 
 import pytest
 from django.conf import settings
-from django.core.exceptions import ValidationError
 from django.test import Client
 
-from leaderboard import runs
 from leaderboard.job_handlers import swarm
 from leaderboard.models import Entry, Generation, Run, Seat, Swarm, SwarmEvent, Track
-from leaderboard.run_states import RunError
 from leaderboard.submissions import intake
 from leaderboard.submissions.intake import IntakeError
-from scheduler import matching, node_slots
 from scheduler.job_kinds import get_job_kind
-from scheduler.matching import NodeSlot
 from scheduler.models import Job, Node
 from tests.leaderboard.conftest import create_checkpoint
 from tests.support.node_jobs import finish_job, lease_job, requeue_job
@@ -48,7 +43,6 @@ def swarm_run(main_repository: Any, swarm_track: Track) -> Run:
 @pytest.fixture
 def led_run(swarm_run: Run, capable_node: Node) -> Run:
     """The run, whose coordinator has reported its address."""
-    assert swarm_run.job is not None
     lease_job(swarm_run.job, capable_node)
     send_swarm_row(swarm_run, what="address", addresses=[ADDRESS])
     swarm_run.refresh_from_db()
@@ -56,7 +50,6 @@ def led_run(swarm_run: Run, capable_node: Node) -> Run:
 
 
 def send_swarm_row(run: Run, **row: Any) -> None:
-    assert run.job is not None
     swarm_row = {"kind": "swarm", "step": 0, "time": 1_795_300_000.0, **row}
     get_job_kind(run.job).handle_metrics(run.job, [swarm_row])
 
@@ -74,17 +67,6 @@ def take_seat(run: Run, name: str) -> Seat:
     return seat
 
 
-def test_swarm_coordinator_job_runs_site_code_on_trusted_node(swarm_run: Run) -> None:
-    job = swarm_run.job
-    assert job is not None
-    assert (job.kind, job.needs_trusted, job.entry, job.needs_sandbox) == ("swarm", True, None, False)
-    order = get_job_kind(job).build_order(job, None)
-    assert isinstance(order, protocol.SwarmOrder)
-    assert (order.run, order.stages, order.minimum) == (swarm_run.pk, 2, 1)
-    assert order.config["arch"] == "gpt"
-    assert protocol.SwarmOrder.model_validate_json(protocol.encode_message(order)) == order
-
-
 def test_swarm_entry_with_changed_code_is_refused(main_repository: Any, swarm_track: Track) -> None:
     main_repository.git("checkout", "--quiet", "-b", "idea")
     main_repository.commit("An idea", {"trainer/models/gpt.py": "class Model:\n    changed = True\n"})
@@ -93,28 +75,31 @@ def test_swarm_entry_with_changed_code_is_refused(main_repository: Any, swarm_tr
     assert not Entry.objects.exists()
 
 
-def test_swarm_run_of_changed_code_is_not_queued(proposed_entry: Entry, swarm_track: Track) -> None:
-    Entry.objects.filter(pk=proposed_entry.pk).update(
-        state=Entry.State.APPROVED, changed_files=["trainer/models/gpt.py"]
-    )
-    proposed_entry.refresh_from_db()
-    run = runs.make_run(proposed_entry, swarm_track)
-    with pytest.raises(RunError, match="own code only"):
-        runs.queue_run(run)
-
-
-def test_swarm_seats_are_queued_after_coordinator_up_to_worker_count(swarm_run: Run, capable_node: Node) -> None:
+def test_swarm_seats_are_queued_after_coordinator_up_to_worker_count(
+    swarm_run: Run, capable_node: Node, client: Client
+) -> None:
+    job = swarm_run.job
+    assert (job.kind, job.needs_trusted, job.entry, job.needs_sandbox) == ("swarm", True, None, False)
+    order = get_job_kind(job).build_order(job, None)
+    assert isinstance(order, protocol.SwarmOrder)
+    assert (order.run, order.stages, order.minimum, order.config["arch"]) == (swarm_run.pk, 2, 1, "gpt")
+    assert protocol.SwarmOrder.model_validate_json(protocol.encode_message(order)) == order
+    assert "No machines yet." in client.get(f"/runs/{swarm_run.pk}/swarm/").content.decode()
     assert swarm.fill_seats(swarm.get_swarm(swarm_run)) == 0
-    assert swarm_run.job is not None
-    lease_job(swarm_run.job, capable_node)
+    lease_job(job, capable_node)
     assert swarm.fill_all_seats() == 0
     send_swarm_row(swarm_run, what="address", addresses=[ADDRESS])
     assert len(list_waiting_seats(swarm_run)) == swarm.QUEUED_SEATS
-    names = iter("abcd")
-    for name, waiting_count in zip(names, (3, 2, 1, 0), strict=True):
+    for name, waiting_count in zip("abcd", (3, 2, 1, 0), strict=True):
         take_seat(swarm_run, name)
         assert len(list_waiting_seats(swarm_run)) == waiting_count
     assert swarm.fill_all_seats() == 0
+    requeue_job(job.leases.get())
+    assert list_waiting_seats(swarm_run) == [], "without its coordinator a swarm has no seats"
+    Seat.objects.all().delete()
+    lease_job(job, capable_node)
+    send_swarm_row(swarm_run, what="address", addresses=[ADDRESS])
+    assert len(list_waiting_seats(swarm_run)) == swarm.QUEUED_SEATS
 
 
 def test_swarm_seat_order_has_its_own_credential(led_run: Run) -> None:
@@ -127,38 +112,17 @@ def test_swarm_seat_order_has_its_own_credential(led_run: Run) -> None:
     assert (seat.job.entry, seat.job.needs_trusted) == (None, False)
 
 
-def test_lost_swarm_seat_fails_and_is_replaced(led_run: Run) -> None:
-    seat = take_seat(led_run, "ada")
-    taken_seat = Seat.objects.taken().get()
-    requeue_job(taken_seat.job.leases.get(), "Its heartbeat stopped.")
-    seat.job.refresh_from_db()
-    assert seat.job.state == Job.State.FAILED
-    assert len(list_waiting_seats(led_run)) == swarm.QUEUED_SEATS
-
-
 def test_finished_swarm_run_cancels_its_seats(led_run: Run) -> None:
     taken_seat = take_seat(led_run, "ada")
-    assert led_run.job is not None
     create_checkpoint(led_run.job, 20)
     finish_job(led_run.job, {"step": 20})
     led_run.refresh_from_db()
     assert led_run.state == Run.State.SCORING
-    assert led_run.score_job is not None
     assert led_run.score_job.entry is None
     assert list_waiting_seats(led_run) == []
     taken_seat.job.refresh_from_db()
     assert taken_seat.job.stop_requested == "cancel"
     assert swarm.fill_all_seats() == 0
-
-
-def test_lost_coordinator_cancels_seats_until_replaced(led_run: Run, capable_node: Node) -> None:
-    assert led_run.job is not None
-    requeue_job(led_run.job.leases.get())
-    assert list_waiting_seats(led_run) == []
-    led_run.job.refresh_from_db()
-    lease_job(led_run.job, capable_node)
-    send_swarm_row(led_run, what="address", addresses=[ADDRESS])
-    assert len(list_waiting_seats(led_run)) == swarm.QUEUED_SEATS
 
 
 def test_swarm_events_are_stored_and_credited_to_seats(led_run: Run) -> None:
@@ -191,16 +155,19 @@ def test_banned_swarm_node_gets_no_other_seat_of_run(led_run: Run, client: Clien
     )
     seat = take_seat(led_run, "ada")
     requeue_job(seat.job.leases.get())
+    seat.job.refresh_from_db()
+    assert seat.job.state == Job.State.FAILED, "another seat replaces a lost one"
     assert all(seat.job.excluded_nodes == [mallory.node_id] for seat in list_waiting_seats(led_run))
     assert "mallory is banned from this run" in client.get(f"/runs/{led_run.pk}/swarm/").content.decode()
 
 
-def test_swarm_page_shows_members_and_escapes_names(led_run: Run, client: Client) -> None:
+def test_swarm_page_shows_members_and_escapes_names(
+    led_run: Run, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seat = take_seat(led_run, "<b>ada</b>")
     send_swarm_row(led_run, what="join", peer="peerada1", label=seat.label, stage=1)
-    send_swarm_row(
-        led_run, what="step", step=1, loss=5.0, seconds=0.5, tokens_per_second=900.0, held={"1": {"peerada1": 16}}
-    )
+    held = {"1": {"peerada1": 16}}
+    send_swarm_row(led_run, what="step", step=1, loss=5.0, seconds=0.5, tokens_per_second=900.0, held=held)
     send_swarm_row(led_run, what="move", step=1, peer="peerada1", stage=0, source=1)
     send_swarm_row(led_run, what="rollback", step=0, since=1, stages=[1])
     page = " ".join(client.get(f"/runs/{led_run.pk}/swarm/").content.decode().split())
@@ -218,72 +185,16 @@ def test_swarm_page_shows_members_and_escapes_names(led_run: Run, client: Client
     assert f"swarm of run {led_run.pk} · The Daily Train</title>" in page
     link = f'<a href="/runs/{led_run.pk}/swarm/">Machines that train run {led_run.pk} together</a>'
     assert link in client.get(f"/runs/{led_run.pk}/").content.decode()
-
-
-def test_swarm_events_are_served_in_pages(led_run: Run, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("leaderboard.views.swarms.EVENTS_PER_RESPONSE", 3)
-    for step in range(1, 6):
-        send_swarm_row(led_run, what="step", step=step, loss=1.0, held={})
     events: list[dict[str, Any]] = []
     since: int | None = 0
     while since is not None:
         answer = client.get(f"/runs/{led_run.pk}/swarm.json?since={since}").json()
         events += answer["events"]
         since = answer["next"]
-    assert [event["step"] for event in events if event["what"] == "step"] == [1, 2, 3, 4, 5]
-    assert client.get(f"/runs/{led_run.pk}/swarm.json?since=x").status_code == 200
-
-
-def test_swarm_page_without_coordinator_opens_and_of_other_run_is_404(swarm_run: Run, client: Client) -> None:
-    assert client.get(f"/runs/{swarm_run.pk}/swarm.json").json()["events"] == []
-    page = client.get(f"/runs/{swarm_run.pk}/swarm/")
-    assert "No machines yet." in page.content.decode()
+    assert [event["what"] for event in events] == ["address", "join", "step", "move", "rollback"]
     Track.objects.update(kind=Track.Kind.COMPETITION, swarm={})
-    assert client.get(f"/runs/{swarm_run.pk}/swarm/").status_code == 404
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"swarm": {}}, "it is"),
-        ({"swarm": {"stages": 0, "workers": 1}}, "whole number"),
-        ({"swarm": {"stages": 2, "workers": 2, "patience": 0}}, "patience"),
-        ({"budget": "60s"}, "number of steps"),
-        ({"releases": 10}, "no releases"),
-        ({"kind": "competition"}, "only a track of kind swarm"),
-    ],
-)
-def test_swarm_track_with_invalid_settings_is_refused(swarm_track: Track, change: dict[str, Any], message: str) -> None:
-    for name, value in change.items():
-        setattr(swarm_track, name, value)
-    with pytest.raises(ValidationError, match=message):
-        swarm_track.full_clean()
-
-
-def test_swarm_seat_matches_volunteer_of_the_same_run_only(led_run: Run, capable_node: Node) -> None:
-    job = list_waiting_seats(led_run)[0].job
-    group = matching.JobGroup(
-        priority=job.priority,
-        impact=0,
-        expected_seconds=job.expected_seconds,
-        author="",
-        needs_labels=(),
-        needs_trusted=job.needs_trusted,
-        needs_sandbox=job.needs_sandbox,
-        needs_disk_bytes=0,
-        track=job.track,
-        kind=job.kind,
-        waiting_since=job.queued_at,
-    )
-
-    def build_slot(run: int | None, packets: str = "only") -> NodeSlot:
-        capable_node.packets = packets
-        capable_node.hardware |= {"kinds": ["seat"], "swarm_run": run, "sandboxes": []}
-        return node_slots.build_node_slot(capable_node, job.queued_at)
-
-    assert matching.find_obstacle(group, build_slot(led_run.pk)) is None
-    assert matching.find_obstacle(group, build_slot(None, "never")) is None
-    assert matching.find_obstacle(group, build_slot(led_run.pk + 1)) == "that takes seats of this run too"
+    assert client.get(f"/runs/{led_run.pk}/swarm/").status_code == 404
 
 
 def post_prompt(client: Client, run: Run, **fields: Any) -> Any:
@@ -309,16 +220,10 @@ def test_visitor_prompt_reaches_coordinator_with_sampling_credential(
     assert admission.admit_sample(order.label, order.credential)
     assert not admission.admit("peer", order.label, order.credential, 0.0)
     assert protocol.SwarmSampleOrder.model_validate_json(protocol.encode_message(order)) == order
-
-
-def test_generation_page_of_swarm_escapes_text_and_links_swarm(client: Client, led_run: Run) -> None:
-    post_prompt(client, led_run)
-    generation = Generation.objects.select_related("job").get()
-    get_job_kind(generation.job).handle_metrics(generation.job, [{"kind": "text", "text": " leaves <b>"}])
+    get_job_kind(job).handle_metrics(job, [{"kind": "text", "text": " leaves <b>"}])
     page = client.get(generation.get_absolute_url()).content.decode()
     assert " leaves &lt;b&gt;" in page
     assert f'href="/runs/{led_run.pk}/swarm/#write"' in page
-    assert "written by the machines that were training" in page
     assert "bits per byte" not in page
     live = client.get(f"{generation.get_absolute_url()}live.json").json()
     assert " leaves &lt;b&gt;" in live["parts"]["written"]
@@ -334,13 +239,6 @@ def test_swarm_prompts_have_limits_of_other_prompts(client: Client, led_run: Run
     address = f"/runs/{led_run.pk}/swarm/write/"
     other_site = client.post(address, {"prompt": "x"}, headers={"sec-fetch-site": "cross-site"})
     assert other_site.status_code == 403
-
-
-def test_swarm_without_coordinator_accepts_no_prompt(client: Client, swarm_run: Run, led_run: Run) -> None:
-    swarm.get_swarm(led_run)
+    settings.GENERATE_PER_HOUR = 100
     Swarm.objects.update(addresses=[])
     assert b"can be tried here while machines train it" in client.get(f"/runs/{led_run.pk}/swarm/").content
-    response = post_prompt(client, led_run)
-    assert response.status_code == 409
-    assert b"No machines are training this run now" in response.content
-    assert not Generation.objects.exists()

@@ -11,7 +11,6 @@ from pytest_django import DjangoAssertNumQueries
 
 from leaderboard import runs
 from leaderboard.models import Run
-from leaderboard.run_states import RunError
 from scheduler import leases, storage, transitions, uploads
 from scheduler.models import Blob, Job, Lease, Node
 from scheduler.node_api import job_reports
@@ -21,7 +20,6 @@ from trainer import protocol
 
 def claim_job(node: Node) -> tuple[Lease, protocol.JobSpec]:
     claimed = leases.claim_job(node)
-    assert claimed
     return Lease.objects.get(pk=claimed.lease), protocol.JobSpec.model_validate_json(claimed.spec)
 
 
@@ -36,7 +34,6 @@ def test_run_with_lost_lease_resumes_and_its_last_step_is_scored(run: Run, capab
     lease, spec = claim_job(capable_node)
     assert isinstance(spec.order, protocol.TrainOrder)
     assert spec.order.config["seed"] == run.seed
-    assert spec.entry
     assert spec.entry.sha256 == run.entry.bundle_id
     job_reports.store_metrics(
         lease, protocol.MetricsBatch(sequence=1, rows=(build_train_row(10, 4.0), build_train_row(12, 3.9)))
@@ -49,7 +46,6 @@ def test_run_with_lost_lease_resumes_and_its_last_step_is_scored(run: Run, capab
 
     lease, spec = claim_job(capable_node)
     assert isinstance(spec.order, protocol.TrainOrder)
-    assert spec.order.resume
     assert spec.order.resume.step == 10
     assert [point.step for point in run.points.all()] == [10]
     job_reports.store_metrics(lease, protocol.MetricsBatch(sequence=1, rows=(build_train_row(20, 3.0),)))
@@ -78,23 +74,11 @@ def test_retried_run_resumes_from_its_checkpoint(run: Run, capable_node: Node) -
     assert leases.lose_lease(lease, "Its heartbeat stopped.")
     run.refresh_from_db()
     assert (run.state, run.cause) == ("failed", "infrastructure")
-    assert run.job
     assert not transitions.cancel_job(run.job, "mara", "Too late.")
     runs.retry_run(run, actor="mara")
     _, spec = claim_job(capable_node)
     assert isinstance(spec.order, protocol.TrainOrder)
-    assert spec.order.resume
     assert (spec.order.resume.step, spec.order.config["seed"]) == (10, run.seed)
-
-
-def test_retried_run_whose_job_cannot_go_on_stays_failed(run: Run) -> None:
-    Job.objects.update(state=Job.State.CANCELLED)
-    Run.objects.update(state=Run.State.FAILED, cause="infrastructure")
-    run.refresh_from_db()
-    with pytest.raises(RunError, match="is cancelled"):
-        runs.retry_run(run, actor="mara")
-    run.refresh_from_db()
-    assert (run.state, run.cause) == ("failed", "infrastructure")
 
 
 def test_metrics_and_heartbeat_of_a_lease_take_few_queries(
@@ -102,7 +86,6 @@ def test_metrics_and_heartbeat_of_a_lease_take_few_queries(
 ) -> None:
     Node.objects.update(token_hash="x" * 64)
     claimed_lease = leases.claim_job(capable_node)
-    assert claimed_lease
 
     def send_message(path: str, message: dict[str, Any]) -> None:
         headers = {"Authorization": f"Bearer {claimed_lease.token}"}
@@ -111,9 +94,8 @@ def test_metrics_and_heartbeat_of_a_lease_take_few_queries(
 
     send_message("metrics", {"sequence": 1, "rows": [build_train_row(step) for step in range(50)]})
     send_message("heartbeat", {"phase": "running", "seconds": 1.0, "health": {"temperature_celsius": 61.5}})
-    with django_assert_num_queries(
-        10
-    ):  # two of a savepoint; lease, its time of metrics, batch, run, points, levels, points, run
+    # Two of a savepoint; lease, its time of metrics, batch, run, points, levels, points, run.
+    with django_assert_num_queries(10):
         send_message("metrics", {"sequence": 2, "rows": [build_train_row(step) for step in range(50, 100)]})
     with django_assert_num_queries(2):  # lease, renewal
         send_message("heartbeat", {"phase": "running", "seconds": 2.0})

@@ -10,17 +10,19 @@ import time_machine
 from django.contrib.auth.models import Group, User
 from django.utils import timezone
 
+from dailytrain import schedule
 from leaderboard import events, permissions, tasks
-from leaderboard.models import CurvePoint, Entry, Night, OutboxMessage, Run, Subscription, Track
+from leaderboard.models import Entry, Night, OutboxMessage, Run, Subscription, Track
 from leaderboard.notifications import delivery
 from leaderboard.notifications.message import Message
-from leaderboard.notifications.topics import TOPICS, is_waiting_for_approval
+from leaderboard.notifications.topics import TOPICS, is_waiting_for_approval, list_choosable_topics
 from leaderboard.schedule import nightly
 from leaderboard.submissions import intake
 from scheduler import pool
 from scheduler.models import Node
 from tests.leaderboard.conftest import Repository, finish_run
 from tests.leaderboard.rankings.test_confirmations import create_candidate, finish_confirmations
+from tests.support import scene
 
 pytestmark = pytest.mark.django_db
 
@@ -61,61 +63,51 @@ def take_node_offline(node: Node) -> None:
 
 
 def test_node_notice_is_sent_to_owner_and_maintainers_once(node: Node) -> None:
-    owner = create_user("uma")
-    for user in (
-        owner,
+    owner, mara, inactive = (
+        create_user("uma"),
         create_user("mara", permissions.MAINTAINER),
-        create_user("carl", permissions.COORDINATOR),
-        create_user("zoe"),
-    ):
+        create_user("ina", "maintainer"),
+    )
+    User.objects.filter(pk=inactive.pk).update(is_active=False)
+    for user in (owner, mara, inactive, create_user("carl", permissions.COORDINATOR), create_user("zoe")):
         create_subscription(user, "node")
+    for fields in ({"confirmed_at": None}, {"stopped_at": timezone.now()}):
+        create_subscription(mara, "node", address=f"https://{len(fields)}.example.org/{fields.keys()}", **fields)
     Node.objects.filter(pk=node.pk).update(owner=owner)
     take_node_offline(node)
     events.announce_events()
     events.announce_events()
     assert [name for name, _ in list_notices("node")] == ["uma", "mara"]
     message = compose("node", list_notices("node")[0][1])
-    assert message
     assert message.title == "cellar is offline"
-    take_node_offline(node)
-    events.announce_events()
-    assert [name for name, _ in list_notices("node")] == ["uma", "mara", "uma", "mara"]
-
-
-def test_node_notice_is_dropped_when_node_is_online_again(node: Node) -> None:
-    create_subscription(create_user("mara", permissions.MAINTAINER), "node")
-    take_node_offline(node)
-    events.announce_events()
     Node.objects.filter(pk=node.pk).update(state=Node.State.ONLINE)
-    assert compose("node", list_notices("node")[0][1]) is None
-
-
-def test_node_notice_is_not_sent_for_other_events(node: Node) -> None:
-    create_subscription(create_user("mara", permissions.MAINTAINER), "node")
+    assert compose("node", list_notices("node")[0][1]) is None, "it is online again"
     take_node_offline(node)
     events.announce_events()
     pool.pause_node(node, "mara")
     events.announce_events()
-    assert len(list_notices("node")) == 1
+    assert [name for name, _ in list_notices("node")] == ["uma", "mara", "uma", "mara"]
 
 
 # --- entries that wait for approval ----------------------------------------------------------------------------------
 
 
 def test_approval_notice_is_sent_to_users_who_may_approve(track: Track, main_repository: Repository) -> None:
-    for user in (
-        create_user("mara", permissions.MAINTAINER),
-        create_user("carl", permissions.COORDINATOR),
-        create_user("zoe"),
-    ):
+    mara = create_user("mara", permissions.MAINTAINER)
+    for user in (mara, create_user("carl", permissions.COORDINATOR), create_user("zoe")):
         create_subscription(user, "approval")
-    entry = intake.submit_entry(
-        str(main_repository.path), "main", "Smeared keys", "smear", track, hypothesis="Bigrams sooner."
-    )
+    fields = {"hypothesis": "Bigrams sooner."}
+    entry = intake.submit_entry(str(main_repository.path), "main", "Smeared keys", "smear", track, **fields)
+    for state, smoke, is_waiting in (
+        (Entry.State.SMOKE, {}, False),
+        (Entry.State.PROPOSED, {"passed": False}, False),
+        (Entry.State.PROPOSED, {"passed": True}, True),
+    ):
+        entry.state, entry.smoke = state, smoke
+        assert is_waiting_for_approval(entry) == is_waiting
     events.announce_events()
     assert list_notices("approval") == [("mara", f"{entry.pk}.0")], "coordinators cannot approve on nightly tracks"
     message = compose("approval", f"{entry.pk}.0")
-    assert message
     assert message.title == "Waits for approval: Smeared keys"
     assert "Its hypothesis: Bigrams sooner." in message.lines
     assert message.url.endswith(entry.get_absolute_url())
@@ -125,17 +117,13 @@ def test_approval_notice_is_sent_to_users_who_may_approve(track: Track, main_rep
     assert compose("approval", f"{entry.pk}.0") is None
 
 
-def test_approval_notice_waits_for_passed_smoke_test(proposed_entry: Entry) -> None:
-    create_subscription(create_user("mara", permissions.MAINTAINER), "approval")
-    Entry.objects.filter(pk=proposed_entry.pk).update(state=Entry.State.SMOKE)
+def test_approval_notice_is_dropped_after_role_was_removed(proposed_entry: Entry) -> None:
+    user = create_user("mara", permissions.MAINTAINER)
+    subscription = create_subscription(user, "approval")
     events.announce_events()
-    assert list_notices("approval") == []
-    Entry.objects.filter(pk=proposed_entry.pk).update(state=Entry.State.PROPOSED, smoke={"passed": False})
-    proposed_entry.refresh_from_db()
-    assert not is_waiting_for_approval(proposed_entry)
-    Entry.objects.filter(pk=proposed_entry.pk).update(smoke={"passed": True}, smoke_sentence="It learns.")
-    proposed_entry.refresh_from_db()
-    assert is_waiting_for_approval(proposed_entry)
+    user.groups.clear()
+    (about,) = (about for _, about in list_notices("approval"))
+    assert delivery.compose_notice("approval", about, Subscription.objects.get(pk=subscription.pk)) is None
 
 
 # --- records ---------------------------------------------------------------------------------------------------------
@@ -149,7 +137,6 @@ def test_record_notice_has_multiplier(full_track: Track) -> None:
     events.announce_events()
     assert list_notices("record") == [("vera", str(record_entry.pk))]
     message = compose("record", str(record_entry.pk))
-    assert message
     assert message.title == f"A record on {full_track.name}: Better by mira"
     assert "Multiplier 1.3" in message.lines[0]
     assert message.facts["multiplier"] == pytest.approx(1.3, rel=0.05)
@@ -169,13 +156,11 @@ def create_night(run: Run | None = None, **fields: Any) -> Night:
 
 
 def test_morning_report_of_finished_run_has_result_card_and_csv(track: Track, node: Node) -> None:
+    assert compose("morning", TUESDAY) is None
     new_night = create_night()
-    assert new_night.run
     run = finish_run(new_night.run, node)
-    CurvePoint.objects.filter(run=run).exists()
     Run.objects.filter(pk=run.pk).update(finished_at=MONDAY + timedelta(hours=10))
     message = compose("morning", TUESDAY)
-    assert message
     assert message.title == "Morning report: 3 Mar"
     assert message.lines[0].startswith("Small: main, 2 Mar finished with 2.5000 bits per byte.")
     assert message.lines[0].count("2.5000 bits per byte") == 1
@@ -202,13 +187,8 @@ def test_morning_report_of_unfinished_run_shows_its_state(
     new_night = create_night()
     Run.objects.filter(pk=new_night.run_id).update(state=state, **fields)
     message = compose("morning", TUESDAY)
-    assert message
     assert text in message.lines[0]
     assert message.files == ()
-
-
-def test_morning_report_without_nightly_track_is_not_sent(track: Track) -> None:
-    assert compose("morning", TUESDAY) is None
 
 
 @time_machine.travel(MONDAY, tick=False)
@@ -219,22 +199,56 @@ def test_morning_report_task_sends_once_a_day(track: Track) -> None:
     assert list_notices("morning") == [("vera", "2026-03-02")]
 
 
-# --- eligible recipients ---------------------------------------------------------------------------------------------
+EVENING = datetime(2026, 3, 2, 18, 0, tzinfo=UTC)  # two hours before the night
 
 
-def test_notice_is_sent_to_confirmed_active_subscribers_only(db: None) -> None:
-    create_subscription(create_user("unconfirmed"), "record", confirmed_at=None)
-    create_subscription(create_user("stopped"), "record", stopped_at=timezone.now())
-    inactive_user = create_user("inactive")
-    create_subscription(inactive_user, "record")
-    User.objects.filter(pk=inactive_user.pk).update(is_active=False)
-    assert delivery.notify_subscribers("record", 1) == 0
+@pytest.fixture
+def track_without_data() -> Track:
+    """A nightly track of a season without data: its night cannot start."""
+    schedule.install()
+    nightly_track = scene.create_track()
+    nightly_track.season.dataset_hash = ""
+    nightly_track.season.save()
+    return nightly_track
 
 
-def test_approval_notice_is_dropped_after_role_was_removed(proposed_entry: Entry) -> None:
-    user = create_user("mara", permissions.MAINTAINER)
-    subscription = create_subscription(user, "approval")
-    events.announce_events()
-    user.groups.clear()
-    (about,) = (about for _, about in list_notices("approval"))
-    assert delivery.compose_notice("approval", about, Subscription.objects.get(pk=subscription.pk)) is None
+def create_alert_subscriber(name: str, *roles: str) -> User:
+    user = User.objects.create_user(name)
+    for role in roles:
+        permissions.grant_role(user, role, None)
+    Subscription.objects.create(
+        user=user, kind="webhook", address="https://example.org/", topics=["alert"], confirmed_at=EVENING
+    )
+    return user
+
+
+def list_alerts(name: str) -> list[str]:
+    notices = OutboxMessage.objects.filter(kind="notice", payload__topic="alert")
+    return [notice.payload["about"] for notice in notices if f".{name}." in notice.payload["about"]]
+
+
+def test_alert_for_night_that_will_not_start_is_sent_to_maintainers_once_a_day(track_without_data: Track) -> None:
+    carl = create_alert_subscriber("carl", permissions.COORDINATOR)
+    mara = create_alert_subscriber("mara", permissions.MAINTAINER)
+    assert ("alert" in list_choosable_topics(carl), "alert" in list_choosable_topics(mara)) == (False, True)
+    with time_machine.travel(EVENING - timedelta(hours=6), tick=False):
+        tasks.send_alerts()
+    assert list_alerts("NightWillFail") == [], "the night is hours away"
+    with time_machine.travel(EVENING, tick=False):
+        tasks.send_alerts()
+        tasks.send_alerts()
+    assert list_alerts("NightWillFail") == [f"2026-03-02.NightWillFail.{track_without_data.slug}"]
+    with time_machine.travel(EVENING + timedelta(days=1), tick=False):
+        tasks.send_alerts()
+    assert len(list_alerts("NightWillFail")) == 2
+    receivers = OutboxMessage.objects.filter(kind="notice").values_list("payload__subscription", flat=True)
+    assert set(receivers) == {mara.subscriptions.get().pk}
+
+
+def test_alert_for_night_that_did_not_finish_is_sent(track_without_data: Track) -> None:
+    create_alert_subscriber("mara", permissions.MAINTAINER)
+    track_without_data.season.started_at = EVENING - timedelta(days=3)
+    track_without_data.season.save()
+    with time_machine.travel(EVENING, tick=False):
+        tasks.send_alerts()
+    assert list_alerts("NightDidNotFinish") == [f"2026-03-02.NightDidNotFinish.{track_without_data.slug}"]

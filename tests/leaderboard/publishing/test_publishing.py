@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator
+import time
 from datetime import timedelta
 from typing import Any
 
@@ -12,10 +12,11 @@ import pytest
 import requests
 import yaml
 from django.contrib.auth.models import User
+from django.test import Client
 from django.utils import timezone
 
-from leaderboard import actions, events, outbox
-from leaderboard.models import OutboxMessage, Publication, Run
+from leaderboard import actions, events, outbox, runs
+from leaderboard.models import Entry, NotebookPart, OutboxMessage, Publication, Run
 from leaderboard.publishing import publications
 from leaderboard.rankings import trust
 from leaderboard.run_states import RunError
@@ -30,16 +31,6 @@ from tests.support.waits import WAIT_SECONDS
 from trainer.protocol import GRAPH_FILES
 
 pytestmark = pytest.mark.processes
-
-
-@pytest.fixture
-def hub(settings: Any, tmp_path: Any) -> Iterator[Hub]:
-    with hub_server.run_hub_server() as server:
-        settings.HUB_ENDPOINT, settings.HUB_ORGANIZATION = server.url, hub_server.ORGANIZATION
-        settings.HF_TOKEN = hub_server.TOKEN
-        settings.HUB_PUBLISH = ["record", "nightly"]
-        settings.HOME = tmp_path
-        yield server
 
 
 @pytest.fixture
@@ -67,17 +58,23 @@ def list_commit_titles(hub: Hub, run: Run) -> list[str]:
 
 
 def test_run_published_by_maintainer_is_on_the_hub(hub: Hub, finished_run: Run, maintainer: User) -> None:
+    graph = store_graph(finished_run.entry)
+    attach_graph(graph.job)
+    Run.objects.filter(pk=finished_run.pk).update(graph=graph)
     finished_run = Run.objects.select_related("entry", "track", "job", "checkpoint").get(pk=finished_run.pk)
-    assert actions.perform_run_action(finished_run, "publish", maintainer, is_maintainer=True) == (
-        "The upload to the Hub is queued."
-    )
+    reply = actions.perform_run_action(finished_run, "publish", maintainer, is_maintainer=True)
+    assert reply == "The upload to the Hub is queued."
     process_outbox_now()
     message = OutboxMessage.objects.get(key=f"hub.run:{finished_run.pk}")
     assert (message.state, message.problem) == (OutboxMessage.State.DONE, "")
     commit = get_repository(hub, finished_run).head
     assert list_commit_titles(hub, finished_run) == [f"Run {finished_run.pk}: final weights, step 20"]
     step = "dailytrain/checkpoints/step-00000020"
+    stored = dict(JobFile.objects.filter(job=graph.job).values_list("path", "blob"))
+    assert set(stored) == {f"graph/{name}" for name in GRAPH_FILES}
+    assert {path: hashlib.sha256(commit.files[f"dailytrain/{path}"]).hexdigest() for path in stored} == stored
     assert {name for name in commit.files if name.startswith("dailytrain/")} == {
+        *(f"dailytrain/{path}" for path in stored),
         f"{step}/model.safetensors",
         "dailytrain/run.json",
         "dailytrain/source.tar",
@@ -89,24 +86,8 @@ def test_run_published_by_maintainer_is_on_the_hub(hub: Hub, finished_run: Run, 
     publication = Publication.objects.get()
     assert (publication.repository, publication.commit) == (f"trains/smear-run-{finished_run.pk}", commit.id)
     assert publications.get_hub_url(publication) == f"{hub.url}/trains/smear-run-{finished_run.pk}"
-    assert (
-        Event.objects.about(finished_run).filter(sentence=f"Published as {publication.repository} on the Hub.").count()
-        == 1
-    )
-
-
-def test_repository_of_traced_run_has_graph_and_weights(hub: Hub, finished_run: Run, maintainer: User) -> None:
-    graph = store_graph(finished_run.entry)
-    attach_graph(graph.job)
-    Run.objects.filter(pk=finished_run.pk).update(graph=graph)
-    finished_run = Run.objects.select_related("entry", "track", "job", "checkpoint").get(pk=finished_run.pk)
-    actions.perform_run_action(finished_run, "publish", maintainer, is_maintainer=True)
-    process_outbox_now()
-    files = get_repository(hub, finished_run).head.files
-    assert "dailytrain/checkpoints/step-00000020/model.safetensors" in files
-    stored = dict(JobFile.objects.filter(job=graph.job).values_list("path", "blob"))
-    assert set(stored) == {f"graph/{name}" for name in GRAPH_FILES}
-    assert {path: hashlib.sha256(files[f"dailytrain/{path}"]).hexdigest() for path in stored} == stored
+    sentence = f"Published as {publication.repository} on the Hub."
+    assert Event.objects.about(finished_run).filter(sentence=sentence).count() == 1
 
 
 def test_model_card_escapes_user_text(hub: Hub, finished_run: Run) -> None:
@@ -122,25 +103,42 @@ def test_model_card_escapes_user_text(hub: Hub, finished_run: Run) -> None:
     assert not re.search(r"(?<!\\)\]\(javascript|(?<!\\)<img|^# Big|@everyone|a`b", card, re.MULTILINE)
 
 
-def test_record_run_is_published_automatically(hub: Hub, finished_run: Run) -> None:
+def test_nightly_run_and_record_are_published_automatically(hub: Hub, run: Run, node: Node) -> None:
+    finish_run(run, node)
     events.announce_events()
     assert not Publication.objects.exists()
-    trust.apply_trust_event(finished_run, trust.TrustEvent.RECORD, actor="site", message="A record.")
+    trust.apply_trust_event(run, trust.TrustEvent.RECORD, actor="site", message="A record.")
     events.announce_events()
     process_outbox_now()
     assert Publication.objects.get().reason == "It holds a record."
-    assert list_commit_titles(hub, finished_run) == [f"Run {finished_run.pk}: final weights, step 20"]
-
-
-def test_nightly_run_is_published_when_finished(hub: Hub, run: Run, node: Node) -> None:
-    Run.objects.filter(pk=run.pk).update(purpose=Run.Purpose.NIGHTLY)
-    events.announce_events()
-    assert not Publication.objects.exists()
-    finish_run(run, node)
+    assert list_commit_titles(hub, run) == [f"Run {run.pk}: final weights, step 20"]
+    nightly = runs.make_run(run.entry, run.track, purpose=Run.Purpose.NIGHTLY)
+    runs.queue_run(nightly)
+    finish_run(nightly, node)
     events.announce_events()
     process_outbox_now()
-    assert Publication.objects.get().reason == "It is a nightly train of main."
-    assert get_repository(hub, run).head.files["README.md"]
+    assert Publication.objects.get(run=nightly).reason == "It is a nightly train of main."
+    assert get_repository(hub, nightly).head.files["README.md"]
+
+
+def test_publishing_needs_a_maintainer_a_hub_and_final_weights(
+    site: Any, run: Run, node: Node, maintainer: User, hub: Hub
+) -> None:
+    def can_publish(user: User) -> bool:
+        allowed = actions.list_run_actions(user, run, is_maintainer=user == maintainer)
+        return "publish" in [action.name for action in allowed]
+
+    with pytest.raises(RunError, match="there are no final weights to publish"):
+        publications.publish_run(run, "Asked.")
+    finish_run(run, node)
+    author = run.entry.requested_by = User.objects.create_user("ada")
+    assert (can_publish(author), can_publish(maintainer)) == (False, True)
+    site.HUB_ORGANIZATION = ""
+    assert not publications.is_connected()
+    assert not can_publish(maintainer)
+    publications.publish_run(run, "Asked.")
+    assert Publication.objects.get().published_at is None, "its weights are kept on the site"
+    assert not OutboxMessage.objects.filter(kind="hub").exists()
 
 
 def test_changed_trust_updates_card_without_resending_weights(hub: Hub, finished_run: Run) -> None:
@@ -211,35 +209,13 @@ def test_publishing_killed_at_any_request_resumes_and_commits_once(
     assert Event.objects.about(finished_run).filter(sentence__startswith="Published").count() == 1
 
 
-def test_interrupted_upload_resumes_with_missing_parts(hub: Hub, finished_run: Run) -> None:
-    """The upload is in parts, and its URL expires after the last part."""
-    hub.part_bytes = 10_000
-    hub.fail_requests("POST", r"/storage/", 403)
-    publications.publish_run(finished_run, "Asked.")
-    process_outbox_now()
-    message = OutboxMessage.objects.get(kind="hub")
-    assert message.state == OutboxMessage.State.PENDING
-    assert message.problem == "A file upload failed: the Hub's storage answered 403."
-    assert list_commit_titles(hub, finished_run) == []
-    stored_objects = set(get_repository(hub, finished_run).objects)
-    assert stored_objects
-    process_outbox_now()
-    assert list_commit_titles(hub, finished_run) == [f"Run {finished_run.pk}: final weights, step 20"]
-    repeated_paths = [
-        path for method, path, status in hub.requests if method == "PUT" and path.rpartition("/")[2] in stored_objects
-    ]
-    assert len(repeated_paths) == len(set(repeated_paths))
-    assert get_repository(hub, finished_run).head.files["curve.png"].startswith(b"\x89PNG")
-
-
 @pytest.mark.parametrize(
     ("path", "status", "sentence"),
     [
         ("/api/repos/create", 401, "rejected the token"),
-        ("/api/repos/create", 422, "rejected the upload: name is taken"),
         ("/api/models/.*/commits/", 404, "has no repository trains/smear-run-"),
         ("/api/models/.*/commit/", 403, "Permission denied by the Hub"),
-        ("/api/models/.*/commit/", 422, "rejected the upload"),
+        ("/api/models/.*/commit/", 422, "rejected the upload: name is taken"),
     ],
 )
 def test_hub_rejection_fails_message_with_reason(
@@ -252,18 +228,6 @@ def test_hub_rejection_fails_message_with_reason(
     assert message.state == OutboxMessage.State.FAILED
     assert sentence in message.problem
     assert hub_server.TOKEN not in message.problem
-
-
-def test_unreachable_hub_is_retried(hub: Hub, finished_run: Run, settings: Any) -> None:
-    settings.HUB_ENDPOINT = "http://127.0.0.1:9"
-    publications.publish_run(finished_run, "Asked.")
-    process_outbox_now()
-    message = OutboxMessage.objects.get(kind="hub")
-    assert message.state == OutboxMessage.State.PENDING
-    assert message.problem == "The Hub cannot be reached (ConnectionError)."
-    settings.HUB_ENDPOINT = hub.url
-    process_outbox_now()
-    assert len(list_commit_titles(hub, finished_run)) == 1
 
 
 def test_concurrent_commit_on_the_hub_is_not_overwritten(hub: Hub, finished_run: Run) -> None:
@@ -303,7 +267,6 @@ def test_repository_of_other_site_is_not_changed(hub: Hub, finished_run: Run, se
 
 
 def test_releases_of_long_run_are_tagged_commits_in_order(hub: Hub, run: Run, node: Node) -> None:
-    assert run.job
     lease_job(run.job, node)
     first, second = (publish_release(run, create_checkpoint(run.job, step), f"{step}-percent") for step in (10, 20))
     outbox.process_message(OutboxMessage.objects.get(key=publications.get_message_key(second)).pk)
@@ -319,50 +282,13 @@ def test_releases_of_long_run_are_tagged_commits_in_order(hub: Hub, run: Run, no
     first.refresh_from_db()
     assert publications.get_hub_url(first).endswith("/tree/10-percent")
 
+    Publication.objects.filter(pk=first.pk).update(published_at=None, commit="")
     outbox.enqueue("hub", publications.get_message_key(first), {"publication": first.pk})
     process_outbox_now()
-    assert len(list_commit_titles(hub, run)) == 2  # main stays at the newest release
-
-
-def test_release_processed_again_after_a_later_one_leaves_main_unchanged(hub: Hub, run: Run, node: Node) -> None:
-    assert run.job
-    lease_job(run.job, node)
-    first, _ = (publish_release(run, create_checkpoint(run.job, step), f"{step}-percent") for step in (10, 20))
-    failed = OutboxMessage.objects.filter(key=publications.get_message_key(first))
-    failed.update(state=OutboxMessage.State.FAILED)
-    process_outbox_now()
-    failed.update(state=OutboxMessage.State.PENDING)
-    process_outbox_now()
-    assert list_commit_titles(hub, run) == [f"Run {run.pk}: 20-percent, step 20"]
-    assert failed.get().state == OutboxMessage.State.FAILED
-    assert failed.get().problem.startswith("Weights of a later step are on the Hub")
-
-
-def test_publishing_without_hub_keeps_weights_on_the_site(site: Any, finished_run: Run, maintainer: User) -> None:
-    assert not publications.is_connected()
-    run_actions = actions.list_run_actions(maintainer, finished_run, is_maintainer=True)
-    assert "publish" not in [action.name for action in run_actions]
-    publications.publish_run(finished_run, "Asked.")
-    assert Publication.objects.get().published_at is None
-    assert not OutboxMessage.objects.filter(kind="hub").exists()
-
-
-def test_publishing_run_without_final_weights_is_refused(hub: Hub, run: Run) -> None:
-    with pytest.raises(RunError, match="there are no final weights to publish"):
-        publications.publish_run(run, "Asked.")
-
-
-def test_publish_action_is_for_maintainers_only(hub: Hub, finished_run: Run) -> None:
-    author = User.objects.create_user("ada")
-    finished_run.entry.requested_by = author
-    assert "publish" not in [
-        action.name for action in actions.list_run_actions(author, finished_run, is_maintainer=False)
-    ]
+    assert len(list_commit_titles(hub, run)) == 2, "main stays at the newest release"
 
 
 def test_long_upload_renews_its_claim(transactional_db: None) -> None:
-    import time
-
     message = OutboxMessage.objects.create(
         kind="hub", key="hub.run:1", state=OutboxMessage.State.CLAIMED, claimed_until=timezone.now()
     )
@@ -374,3 +300,40 @@ def test_long_upload_renews_its_claim(transactional_db: None) -> None:
     outbox.finish_message(message, OutboxMessage.State.DONE)
     message.refresh_from_db()
     assert message.state == OutboxMessage.State.DONE
+
+
+@pytest.fixture
+def notebook_run(run: Run) -> Run:
+    """A finished notebook run whose only part left a model."""
+    assert run.job
+    part = {"path": "notebooks/n.ipynb", "sha256": "a" * 64, "size": 2}
+    Entry.objects.filter(pk=run.entry_id).update(kind=Entry.Kind.NOTEBOOK, notebooks=[part])
+    Run.objects.filter(pk=run.pk).update(state=Run.State.FINISHED)
+    NotebookPart.objects.create(run=run, number=1, job=run.job)
+    for path, content in (("model/weights.bin", b"w1"), ("model/a/vocab.txt", b"v"), ("executed.ipynb", b"{}")):
+        JobFile.objects.create(job=run.job, path=path, blob=storage.store_bytes(content))
+    return Run.objects.select_related("entry__bundle", "track", "season").get(pk=run.pk)
+
+
+def test_notebook_model_is_published_on_the_hub(hub: Hub, notebook_run: Run, client: Client) -> None:
+    assert publications.is_publishable(notebook_run)
+    publications.publish_run(notebook_run, "Asked.")
+    process_outbox_now()
+    message = OutboxMessage.objects.get(key=f"hub.run:{notebook_run.pk}")
+    assert (message.state, message.problem) == (OutboxMessage.State.DONE, "")
+    files = next(iter(hub.repositories.values())).head.files
+    assert files["dailytrain/model/weights.bin"] == b"w1"
+    assert files["dailytrain/model/a/vocab.txt"] == b"v"
+    assert not [name for name in files if "executed" in name or "checkpoints" in name]
+    card = files["README.md"].decode()
+    assert "the files that the notebook left" in card
+    assert "dailytrain sample" not in card
+    publication = Publication.objects.get()
+    assert publication.blobs.count() == 2
+    page = client.get(notebook_run.get_absolute_url()).content.decode()
+    assert publications.get_hub_url(publication) in page
+
+
+def test_notebook_without_model_is_not_publishable(notebook_run: Run) -> None:
+    JobFile.objects.filter(path__startswith="model/").delete()
+    assert not publications.is_publishable(notebook_run)

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from django.contrib.auth.models import User
 from django.test import Client
 from django.utils import timezone
 
@@ -18,20 +15,11 @@ from leaderboard.models import OutboxMessage, Season
 from leaderboard.publishing import season_datasets
 from leaderboard.schedule import first_season
 from scheduler.models import Event
-from tests.support import hub_server
 from tests.support.hub_server import Failure, Hub, Repository
 from trainer.data.dataset import Dataset
 
 pytestmark = [pytest.mark.processes, pytest.mark.django_db]
 NAME = "Season 1"
-
-
-@pytest.fixture
-def hub(settings: Any, tmp_path: Path) -> Iterator[Hub]:
-    with hub_server.run_hub_server() as server:
-        settings.HUB_ENDPOINT, settings.HUB_ORGANIZATION = server.url, hub_server.ORGANIZATION
-        settings.HF_TOKEN, settings.HOME = hub_server.TOKEN, tmp_path
-        yield server
 
 
 @pytest.fixture
@@ -58,8 +46,11 @@ def get_repository(hub: Hub, season: Season) -> Repository:
 
 
 def test_season_dataset_is_published_once_and_readable(
-    hub: Hub, season: Season, tmp_path: Path, client: Client, maintainer: User
+    hub: Hub, season: Season, tmp_path: Path, maintainer_client: Client, settings: Any
 ) -> None:
+    settings.HUB_PUBLISH = ["record"]
+    assert season_datasets.enqueue_seasons() == 0
+    settings.HUB_PUBLISH = ["season"]
     run_publish_task()
     run_publish_task()
     repository = get_repository(hub, season)
@@ -79,8 +70,8 @@ def test_season_dataset_is_published_once_and_readable(
     assert "HuggingFaceFW/fineweb-edu@" in text
     url = f"{hub.url}/datasets/trains/season-1-{season.dataset_hash[:8]}"
     assert season_datasets.get_hub_url(season) == url
-    client.force_login(maintainer)
-    assert f'<a href="{url}">' in client.get(f"/admin/leaderboard/season/{season.pk}/change/").content.decode()
+    page = maintainer_client.get(f"/admin/leaderboard/season/{season.pk}/change/").content.decode()
+    assert f'<a href="{url}">' in page
     assert Event.objects.about(season).filter(sentence__contains="were published as").count() == 1
     assert season.dataset("train").files, "nodes download from the site"
 
@@ -101,23 +92,3 @@ def test_interrupted_dataset_upload_sends_only_missing_shards(
     run_publish_task()
     assert hub.sent_bytes == sent_bytes
     assert len(get_repository(hub, season).commits) == 4
-
-
-def test_season_without_setting_or_files_is_not_published(hub: Hub, season: Season, settings: Any) -> None:
-    settings.HUB_PUBLISH = ["record"]
-    assert season_datasets.enqueue_seasons() == 0
-    settings.HUB_PUBLISH = ["season"]
-    season.files.filter(path="manifest.json").delete()
-    assert season_datasets.enqueue_seasons() == 0
-
-
-def test_dataset_repository_of_other_site_is_not_changed(hub: Hub, season: Season, settings: Any) -> None:
-    run_publish_task()
-    commit_count = len(get_repository(hub, season).commits)
-    settings.SITE_URL = "https://another.example.org"
-    OutboxMessage.objects.update(state="pending")
-    run_publish_task()
-    message = OutboxMessage.objects.get()
-    assert (message.state, "nothing was changed" in message.problem) == ("failed", True)
-    assert len(get_repository(hub, season).commits) == commit_count
-    assert json.loads(get_repository(hub, season).head.files["manifest.json"])["hash"] == season.dataset_hash

@@ -1,4 +1,4 @@
-"""Confirmation runs: candidates run again with fresh seeds on independent nodes, which decides about a record."""
+"""Confirmation runs decide about records, records claim bounties, and both change the trust in runs."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ from datetime import timedelta
 
 import pytest
 from django.contrib.auth.models import User
+from django.test import Client
 from django.utils import timezone
 
-from leaderboard.models import Confirmation, Entry, Run, Season, Track
-from leaderboard.rankings import confirmations
+from leaderboard.models import Bounty, Confirmation, Entry, Replay, Run, Season, Track
+from leaderboard.rankings import bounties, confirmations, trust
 from leaderboard.rankings.confirmations import ConfirmationError
 from scheduler import transitions
 from scheduler.models import Event, Job, Lease, Node
+from scheduler.transitions import StateError
 from tests.support import boards, scene
 
 pytestmark = [pytest.mark.sql, pytest.mark.django_db]
@@ -75,7 +77,6 @@ def test_confirmation_runs_start_for_candidate_that_would_win_only(track: Track)
     assert len({run.seed for run in runs} | {100, 101, 102}) == 6
     for run in runs:
         assert run.state == Run.State.QUEUED
-        assert run.job
         assert run.job.priority == Job.Priority.CONFIRMATION
 
 
@@ -83,43 +84,44 @@ def test_confirmation_jobs_exclude_nodes_and_owners_of_first_runs(track: Track) 
     candidate = create_candidate(track, 1.3, author="tomás")
     namesake = User.objects.create(username="Tomás")
     run = confirmations.queue_confirmation_runs(candidate, actor="mara")[0]
-    assert run.job
     assert run.job.needs_trusted
     assert run.job.excluded_nodes == [Node.objects.get(name="node of Better").pk]
-    excluded_users = User.objects.filter(username__in=["author of Better", "sponsor of Better"]) | User.objects.filter(
-        pk=namesake.pk
-    )
-    assert run.job.excluded_owners == sorted(excluded_users.values_list("pk", flat=True))
+    names = ["author of Better", "sponsor of Better", namesake.username]
+    assert run.job.excluded_owners == sorted(User.objects.filter(username__in=names).values_list("pk", flat=True))
 
 
 def test_confirmation_without_independent_node_waits(track: Track) -> None:
     candidate = create_candidate(track, 1.3)
     Node.objects.filter(name="unrelated").update(trusted=False)
     assert confirmations.find_candidates(track) == []
-    assert confirmations.queue_confirmation_runs(candidate, actor="mara"), (
-        "a maintainer may queue them without such a node"
-    )
+    assert confirmations.queue_confirmation_runs(candidate, actor="mara"), "a maintainer may queue them all the same"
 
 
-def test_confirmation_of_open_entry_is_refused(track: Track) -> None:
+def test_confirmation_of_open_entry_or_provisional_runs_does_not_start(track: Track) -> None:
     open_entry = create_candidate(track, 1.3, kind=Entry.Kind.OPEN)
+    create_candidate(track, 1.3, "Provisional").runs.update(trust=Run.Trust.PROVISIONAL)
     assert confirmations.find_candidates(track) == []
     with pytest.raises(ConfirmationError, match="cannot hold a record"):
         confirmations.queue_confirmation_runs(open_entry, actor="mara")
 
 
-def test_confirmation_of_provisional_runs_does_not_start(track: Track) -> None:
-    entry = create_candidate(track, 1.3)
-    entry.runs.update(trust=Run.Trust.PROVISIONAL)
-    assert confirmations.find_candidates(track) == []
-
-
-def test_confirmation_that_wins_makes_a_record(track: Track) -> None:
-    candidate = create_candidate(track, 1.3)
-    finish_confirmations(candidate, 1.3)
-    assert list_trusts(candidate) == ({"replicated"}, {"record"})
-    assert get_outcome(candidate) == "record"
-    assert confirmations.find_record_holder(track) == candidate.pk
+@pytest.mark.parametrize(
+    ("first", "confirmed", "outcome", "trusts"),
+    [
+        (1.3, 1.3, "record", ({"replicated"}, {"record"})),
+        (1.01, 1.01, "replicated", ({"replicated"}, {"replicated"})),
+        (1.5, 1.0, "worse", ({"disputed"}, {"scored"})),
+    ],
+)
+def test_confirmation_decides_by_its_runs(
+    track: Track, first: float, confirmed: float, outcome: str, trusts: tuple[set[str], set[str]]
+) -> None:
+    titles = {1.3: "Better", 1.01: "Level", 1.5: "Overtrained"}
+    candidate = create_candidate(track, first, titles[first])
+    finish_confirmations(candidate, confirmed)
+    assert list_trusts(candidate) == trusts
+    assert get_outcome(candidate) == outcome
+    assert confirmations.find_record_holder(track) == (candidate.pk if outcome == "record" else None)
 
 
 def test_record_of_the_season_before_is_decided_again(track: Track) -> None:
@@ -138,21 +140,6 @@ def test_record_of_the_season_before_is_decided_again(track: Track) -> None:
     }
 
 
-def test_confirmation_that_agrees_without_winning_replicates(track: Track) -> None:
-    candidate = create_candidate(track, 1.01, "Level")
-    finish_confirmations(candidate, 1.01)
-    assert list_trusts(candidate) == ({"replicated"}, {"replicated"})
-    assert get_outcome(candidate) == "replicated"
-    assert confirmations.find_record_holder(track) is None
-
-
-def test_confirmation_that_is_worse_disputes_first_runs(track: Track) -> None:
-    candidate = create_candidate(track, 1.5, "Overtrained")
-    finish_confirmations(candidate, 1.0)
-    assert list_trusts(candidate) == ({"disputed"}, {"scored"})
-    assert get_outcome(candidate) == "worse"
-
-
 def test_confirmation_of_better_entry_takes_the_record(track: Track) -> None:
     first, second = create_candidate(track, 1.3, "First"), create_candidate(track, 1.6, "Second")
     finish_confirmations(first, 1.3)
@@ -160,7 +147,6 @@ def test_confirmation_of_better_entry_takes_the_record(track: Track) -> None:
     assert confirmations.find_record_holder(track) == second.pk
     assert list_trusts(first) == ({"replicated"}, {"replicated"})
     run = first.runs.filter(purpose=Run.Purpose.CONFIRMATION).first()
-    assert run
     assert Event.objects.about(run).filter(sentence="The record went to Second.").exists()
 
 
@@ -223,3 +209,123 @@ def test_confirmation_that_cannot_go_on_does_not_stop_others(track: Track) -> No
     confirmations.process_confirmations()
     assert list(confirmations.filter_confirmation_runs(without_nodes)) == []
     assert confirmations.filter_confirmation_runs(other).exists()
+
+
+def create_bounty(track: Track, above: float = 1.1, **fields: object) -> Bounty:
+    return Bounty.objects.create(track=track, above=above, reward="A railway lamp", **fields)
+
+
+def test_first_record_above_goal_claims_bounty(track: Track) -> None:
+    bounty, higher_bounty = create_bounty(track), create_bounty(track, 3.0)
+    winner = create_candidate(track, 1.3)
+    finish_confirmations(winner, 1.3)
+    bounty.refresh_from_db()
+    higher_bounty.refresh_from_db()
+    assert (bounty.state, bounty.claimed_by) == ("claimed", winner)
+    assert bounty.multiplier == pytest.approx(1.3, rel=0.05)
+    assert bounty.claimed_at
+    assert higher_bounty.state == "open"
+    event = Event.objects.about(winner).filter(sentence__startswith="It claims the bounty CM > 1.1 with 1.").get()
+    assert event.sentence.endswith("A railway lamp")
+    second_entry = create_candidate(track, 1.6, "Second")
+    finish_confirmations(second_entry, 1.6)
+    bounty.refresh_from_db()
+    assert bounty.claimed_by == winner
+
+
+def test_withdrawn_bounty_is_claimable_after_reopening_by_one_entry(track: Track) -> None:
+    finish_confirmations(create_candidate(track, 1.2, "Earlier"), 1.2)
+    bounty = create_bounty(track)
+    assert Bounty.objects.open().get() == bounty, "a record before it does not claim it"
+    assert bounties.withdraw_bounty(bounty, "mara")
+    assert not bounties.withdraw_bounty(bounty, "mara")
+    first = create_candidate(track, 1.3)
+    assert not bounties.award_bounty(bounty, first, 1.3)
+    assert bounties.reopen_bounty(bounty, "mara")
+    stale = Bounty.objects.get(pk=bounty.pk)
+    assert bounties.award_bounty(bounty, first, 1.3)
+    assert not bounties.award_bounty(stale, create_candidate(track, 1.4, "Second"), 1.4)
+    assert bounties.reopen_bounty(bounty, "mara")
+    bounty.refresh_from_db()
+    assert (bounty.state, bounty.claimed_by, bounty.multiplier) == ("open", None, None)
+
+
+def test_track_page_shows_bounties_and_claimant(track: Track, client: Client) -> None:
+    create_bounty(track, 1.05, sponsor="Cellar Computing", link="https://example.org/terms")
+    create_bounty(track, 1.02, state="withdrawn")
+    page = client.get(track.get_absolute_url()).content.decode()
+    assert "CM &gt; 1.05" in page
+    assert "A railway lamp" in page
+    assert "Cellar Computing" in page
+    assert "CM &gt; 1.02" not in page
+    winner = create_candidate(track, 1.3)
+    finish_confirmations(winner, 1.3)
+    page = " ".join(client.get(track.get_absolute_url()).content.decode().split())
+    assert f'Claimed by <a href="{winner.get_absolute_url()}">' in page
+
+
+def test_bounty_admin_creates_and_withdraws(track: Track, admin_client: Client) -> None:
+    values = {"track": track.pk, "above": "1.05", "reward": "A railway lamp", "sponsor": "", "link": ""}
+    assert admin_client.post("/admin/leaderboard/bounty/add/", values).status_code == 302
+    bounty = Bounty.objects.get()
+    assert Event.objects.about(bounty).get().actor == User.objects.get(is_superuser=True).username
+    data = {"action": "withdraw", "_selected_action": [bounty.pk]}
+    assert admin_client.post("/admin/leaderboard/bounty/", data).status_code == 302
+    bounty.refresh_from_db()
+    assert bounty.state == "withdrawn"
+    assert admin_client.post("/admin/leaderboard/bounty/add/", {**values, "above": "0.5"}).status_code == 200
+
+
+T, E = Run.Trust, trust.TrustEvent
+
+
+@pytest.fixture
+def scored_run() -> Run:
+    _, baseline = boards.create_ladder_track()
+    return boards.create_scored_run(baseline, trust=T.PROVISIONAL)
+
+
+def test_trust_transitions_upward_are_applied(scored_run: Run) -> None:
+    events = {E.RELY: T.SCORED, E.REPLICATE: T.REPLICATED, E.RECORD: T.RECORD, E.DISPUTE: T.DISPUTED}
+    for event, target in events.items():
+        trust.apply_trust_event(scored_run, event, actor="site", message=f"Now {target}.")
+        assert scored_run.trust == target
+    assert [event.sentence for event in Event.objects.about(scored_run)][-1] == "Now disputed."
+
+
+@pytest.mark.parametrize(
+    ("since", "event"),
+    [
+        (T.PROVISIONAL, E.REPLICATE),
+        (T.PROVISIONAL, E.RECORD),
+        (T.DISPUTED, E.RELY),
+        (T.DISPUTED, E.REPLICATE),
+        (T.RECORD, E.RELY),
+        (T.SCORED, E.SETTLE),
+    ],
+)
+def test_invalid_trust_transition_is_rejected(scored_run: Run, since: Run.Trust, event: trust.TrustEvent) -> None:
+    Run.objects.filter(pk=scored_run.pk).update(trust=since)
+    revision = Run.objects.get(pk=scored_run.pk).revision
+    with pytest.raises(StateError):
+        trust.apply_trust_event(scored_run, event, actor="site", message="Jumped.")
+    assert (scored_run.trust, scored_run.revision) == (since, revision)
+    assert not Event.objects.about(scored_run).exists()
+
+
+@pytest.mark.parametrize("since", [T.PROVISIONAL, T.SCORED, T.REPLICATED, T.RECORD])
+def test_disputed_run_is_settled_by_maintainer_only(scored_run: Run, since: Run.Trust) -> None:
+    Run.objects.filter(pk=scored_run.pk).update(trust=since)
+    trust.apply_trust_event(scored_run, trust.TrustEvent.DISPUTE, actor="node:b", message="Disputed: it differs.")
+    assert not trust.mark_scored(scored_run)
+    trust.settle_dispute(scored_run, "mara")
+    assert scored_run.trust == T.SCORED
+    with pytest.raises(StateError):
+        trust.settle_dispute(scored_run, "mara")
+
+
+def test_run_that_finished_meanwhile_is_marked_as_scored(scored_run: Run) -> None:
+    Replay.objects.create(run=scored_run, end_step=10, state=Replay.State.AGREED)
+    scored_run.state = Run.State.SCORING  # as it was read before its score was stored
+    assert trust.mark_scored(scored_run)
+    assert Run.objects.get(pk=scored_run.pk).trust == T.SCORED

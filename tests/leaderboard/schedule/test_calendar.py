@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, time, timedelta
-from html.parser import HTMLParser
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -11,17 +10,16 @@ import pytest
 import time_machine
 from django.test import Client
 from django.utils import timezone
-from django_celery_beat.models import CrontabSchedule, IntervalSchedule, PeriodicTask
+from django_celery_beat.models import CrontabSchedule, PeriodicTask
 from django_celery_beat.tzcrontab import TzAwareCrontab
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from icalendar import Calendar
 
 from dailytrain import schedule
-from leaderboard.models import Month, Night, Run, Track
+from leaderboard.models import Month, Night, Track
 from leaderboard.schedule import calendar, due_times, nightly
 from leaderboard.views.calendar import Bar, build_bars
-from scheduler.models import Node
 from tests.support import scene
 
 pytestmark = pytest.mark.django_db
@@ -41,11 +39,6 @@ def reschedule(task: str, **fields: Any) -> None:
 # --- upcoming runs ---------------------------------------------------------------------------------------------------
 
 
-def test_upcoming_list_skips_tonight_after_it_started(beat_schedule: None, track: Track) -> None:
-    Night.objects.create(date=NOW.date(), track=track, sentence="It departed.")
-    assert calendar.list_upcoming(NOW)[0].begins == NOW.replace(hour=20) + DAY
-
-
 def test_upcoming_list_follows_the_crontab(beat_schedule: None, track: Track) -> None:
     zone = ZoneInfo("Europe/Berlin")
     berlin = CrontabSchedule.objects.create(minute="30", hour="22", day_of_week="1-5", timezone=zone)
@@ -55,14 +48,6 @@ def test_upcoming_list_follows_the_crontab(beat_schedule: None, track: Track) ->
     assert (friday - first, monday - friday) == (2 * DAY, 3 * DAY), "no weekend"
     PeriodicTask.objects.filter(task=calendar.NIGHTLY).update(enabled=False)
     assert calendar.list_upcoming(NOW) == []
-
-
-def test_upcoming_list_of_interval_schedule_has_one_night_a_day(beat_schedule: None, track: Track) -> None:
-    every, _ = IntervalSchedule.objects.get_or_create(every=20, period=IntervalSchedule.MINUTES)
-    reschedule(calendar.NIGHTLY, interval=every, last_run_at=NOW - timedelta(minutes=5))
-    begins = [event.begins for event in calendar.list_upcoming(NOW)]
-    assert begins[0] == NOW + timedelta(minutes=15)
-    assert len({begin.date() for begin in begins}) == len(begins) > 25, "2000 interval steps cover more than 25 days"
 
 
 def test_upcoming_list_has_monthly_run_of_monthly_track(beat_schedule: None, track: Track) -> None:
@@ -106,83 +91,20 @@ def get_page_text(client: Client) -> str:
 
 
 @time_machine.travel(NOW, tick=False)
-def test_calendar_page_with_running_night_shows_no_second_run(
-    beat_schedule: None, track: Track, capable_node: Node, client: Client
-) -> None:
-    (night,) = nightly.start_nightly_runs(timezone.now() - DAY)
-    Run.objects.filter(pk=night.run_id).update(state=Run.State.TRAINING, fraction=0.5, seconds=60.0)
-    page = get_page_text(client)
-    assert "is-due-stays" in page
-    assert f'<a href="/runs/{night.run_id}/">The run of an earlier night</a> is still training' in page
-    assert "so tonight’s run starts when it has ended" in page
-
-
-# --- weeks, past nights, hours ---------------------------------------------------------------------------------------
-
-
-class MonthTable(HTMLParser):
-    """The table of weeks as a browser parses it: rows of (tag, text) cells."""
-
-    def __init__(self, content: str) -> None:
-        super().__init__()
-        self.rows: list[list[tuple[str, str]]] = []
-        self._is_open = False
-        self.feed(content)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        if tag == "table":
-            self._is_open = dict(attrs).get("class") == "month"
-        elif self._is_open and tag == "tr":
-            self.rows.append([])
-        elif self._is_open and tag in ("th", "td"):
-            self.rows[-1].append((tag, ""))
-
-    def handle_endtag(self, tag: str) -> None:
-        if tag == "table":
-            self._is_open = False
-
-    def handle_data(self, data: str) -> None:
-        if self._is_open and self.rows and self.rows[-1]:
-            tag, text = self.rows[-1][-1]
-            self.rows[-1][-1] = tag, text + data
-
-
-@time_machine.travel(NOW, tick=False)
-def test_calendar_page_weeks_are_table_rows(beat_schedule: None, track: Track, client: Client) -> None:
-    content = client.get("/calendar/").content.decode()
-    header, *weeks = MonthTable(content).rows
-    assert [(tag, text.strip()) for tag, text in header] == [
-        ("th", name) for name in ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
-    ]
-    assert [[tag for tag, _ in week] for week in weeks] == [["td"] * 7] * 5
-    monday = timezone.now().date() - timedelta(days=timezone.now().weekday() + 7)
-    numbers = [int(text.split()[0]) for week in weeks for _, text in week]
-    assert numbers == [(monday + number * DAY).day for number in range(35)]
-    assert "&lt;" not in content, "markup that was escaped shows up as text"
-
-
-@time_machine.travel(NOW, tick=False)
-def test_calendar_page_shows_past_nights_with_results(beat_schedule: None, client: Client) -> None:
+def test_calendar_page_shows_past_nights_and_track_hours(beat_schedule: None, client: Client) -> None:
     night = scene.create_night_board()
     today = timezone.now().date()
     Night.objects.create(date=today - DAY, track=night["track"], run=night["best"], sentence="main has moved.")
     Night.objects.create(date=today - 2 * DAY, track=night["track"], sentence="Nothing is trained.")
+    Track.objects.update(kind=Track.Kind.COMMUNITY)
+    sunday_night = night["track"].hours.create(weekday=6, start=time(22), end=time(6))
+    assert build_bars(sunday_night) == [Bar(98.81, 1.19), Bar(0.0, 3.571)]
     page = get_page_text(client)
+    assert page.count("<rect") == 2
+    assert "Sunday, 22:00 to 06:00" in page
     assert f'<a href="/runs/{night["best"].pk}/">2.0412</a>' in page
     assert "Nothing is trained." in page
     assert page.count("is-today") == 1
-
-
-def test_calendar_page_draws_track_hours_of_the_week(beat_schedule: None, track: Track, client: Client) -> None:
-    Track.objects.update(kind=Track.Kind.COMMUNITY, nightly=False)
-    sunday_night = track.hours.create(weekday=6, start=time(22), end=time(6))
-    assert build_bars(sunday_night) == [Bar(98.81, 1.19), Bar(0.0, 3.571)]
-    whole_day = track.hours.create(weekday=2, start=time(0), end=time(0))
-    assert build_bars(whole_day) == [Bar(28.571, 14.286)]
-    page = get_page_text(client)
-    assert "Hours of community and playground" in page
-    assert page.count("<rect") == 3
-    assert "Sunday, 22:00 to 06:00" in page
 
 
 # --- the feed --------------------------------------------------------------------------------------------------------
@@ -205,9 +127,8 @@ def test_calendar_feed_is_valid_icalendar(beat_schedule: None, client: Client, m
     assert finished["URL"] == f"https://train.example.org/runs/{night['best'].pk}/"
     (cancelled,) = (event for event in events.values() if event.get("STATUS") == "CANCELLED")
     assert cancelled["SUMMARY"] == "Three minutes on a CPU: no run started"
-    upcoming = [
-        event for event in events.values() if event["SUMMARY"] == "Nightly train of main, Three minutes on a CPU"
-    ]
+    name = "Nightly train of main, Three minutes on a CPU"
+    upcoming = [event for event in events.values() if event["SUMMARY"] == name]
     assert len(upcoming) == 35
     assert all(event["DTEND"].dt - event["DTSTART"].dt == timedelta(seconds=180) for event in upcoming)
 

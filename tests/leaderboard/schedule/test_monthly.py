@@ -11,7 +11,6 @@ from django.utils import timezone
 from leaderboard.models import Entry, Month, Run, Track
 from leaderboard.rankings.standings import compute_standings
 from leaderboard.schedule import monthly
-from leaderboard.tasks import monthly as monthly_task
 from scheduler import storage
 from scheduler.models import Event, Job
 from tests.support import boards, scene
@@ -43,26 +42,21 @@ def start_this_month() -> Month:
 def test_monthly_runs_are_for_best_entries_and_baseline(track: Track) -> None:
     second = create_scored_entry(track, "Second", 1.2)
     worst = create_scored_entry(track, "Worst", 0.8)
-    best = create_scored_entry(track, "Best", 1.5)
+    best = create_scored_entry(track, "Best", 1.5, kind=Entry.Kind.MAIN)
+    create_scored_entry(track, "main of another day", 1.3, kind=Entry.Kind.MAIN)
+    create_scored_entry(track, "Disputed", 1.6).runs.update(trust=Run.Trust.DISPUTED)
+    create_scored_entry(track, "Withdrawn", 1.6, state=Entry.State.WITHDRAWN)
     month = start_this_month()
+    assert monthly.start_monthly_runs(NOW) == monthly.start_monthly_runs(NOW.replace(day=28)) == []
     assert track.season.baseline
     assert [run.entry for run in month.runs.order_by("pk")] == [best, second, track.season.baseline]
     assert month.sentence.startswith("With 7 times the budget: Best, Second.")
     assert not worst.runs.filter(purpose=Run.Purpose.MONTHLY).exists()
     for run in month.runs.select_related("job", "track"):
         assert (run.budget, run.part, run.state) == ("7e13flops", 7, Run.State.QUEUED)
-        assert run.job
         assert (run.job.priority, run.job.preemptible) == (Job.Priority.LADDER, True)
         assert run.job.expected_seconds == 7 * track.expected_seconds
     assert Event.objects.about(track).last().sentence.startswith("Monthly runs of ")  # type: ignore[union-attr]
-
-
-def test_monthly_runs_start_once_a_month(track: Track) -> None:
-    create_scored_entry(track, "Best", 1.5)
-    start_this_month()
-    assert monthly.start_monthly_runs(NOW) == []
-    assert monthly.start_monthly_runs(NOW.replace(day=28)) == []
-    assert Month.objects.count() == 1
 
 
 def test_monthly_runs_do_not_start_while_last_ones_run(track: Track) -> None:
@@ -77,20 +71,6 @@ def test_monthly_runs_do_not_start_while_last_ones_run(track: Track) -> None:
     assert [run.entry.title for run in third.runs.all()] == ["Better"], "the baseline already ran with this budget"
 
 
-def test_monthly_runs_include_only_best_commit_of_main(track: Track) -> None:
-    create_scored_entry(track, "main, Monday", 1.3, kind=Entry.Kind.MAIN)
-    create_scored_entry(track, "main, Tuesday", 1.4, kind=Entry.Kind.MAIN)
-    create_scored_entry(track, "Level", 1.0)
-    assert {run.entry.title for run in start_this_month().runs.all()} >= {"main, Tuesday", "Level"}
-    assert not Run.objects.filter(purpose=Run.Purpose.MONTHLY, entry__title="main, Monday").exists()
-
-
-def test_monthly_runs_skip_disputed_and_withdrawn_entries(track: Track) -> None:
-    create_scored_entry(track, "Disputed", 1.5).runs.update(trust=Run.Trust.DISPUTED)
-    create_scored_entry(track, "Withdrawn", 1.4, state=Entry.State.WITHDRAWN)
-    assert not start_this_month().runs.exists()
-
-
 def test_monthly_runs_do_not_change_standings(track: Track) -> None:
     best_entry = create_scored_entry(track, "Best", 1.5)
     row_before = compute_standings(track).get_row(best_entry.pk)
@@ -100,19 +80,6 @@ def test_monthly_runs_do_not_change_standings(track: Track) -> None:
     assert table.get_row(best_entry.pk) == row_before
     reasons = {reason for run, reason in table.left_out if run.run in set(month.runs.values_list("pk", flat=True))}
     assert reasons == {"It ran on the monthly train, with more than the track's budget."}
-
-
-def test_monthly_task_tries_again_after_an_exception(track: Track, monkeypatch: pytest.MonkeyPatch) -> None:
-    start_month, errors = monthly.start_month, [OSError("No space left on device")]
-
-    def fail_once(*arguments: Any) -> Month | None:
-        if errors:
-            raise errors.pop()
-        return start_month(*arguments)
-
-    monkeypatch.setattr(monthly, "start_month", fail_once)
-    monthly_task.apply()
-    assert Month.objects.count() == 1
 
 
 def test_month_counts_from_the_first_score_not_from_earlier_failures(track: Track) -> None:

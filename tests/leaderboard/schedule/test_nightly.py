@@ -10,16 +10,15 @@ from django_celery_beat.models import CrontabSchedule, PeriodicTask
 
 from dailytrain import schedule
 from leaderboard.models import Entry, Night, Run, Season, Track
-from leaderboard.schedule import ladder, nightly
+from leaderboard.schedule import nightly
 from leaderboard.schedule.due_times import NIGHTLY
 from leaderboard.submissions import intake
 from leaderboard.tasks import fill_ladders
-from leaderboard.tasks import nightly as nightly_task
+from scheduler import transitions
 from scheduler.models import Event, Job, Node
-from tests.leaderboard.conftest import Repository, create_checkpoint, finish_run
-from tests.support import scene
+from tests.leaderboard.conftest import DICTIONARY, Repository, create_checkpoint, finish_run
 from tests.support.nights import MONDAY, TUESDAY, start_night
-from tests.support.node_jobs import lease_job
+from tests.support.node_jobs import finish_job, lease_job
 
 pytestmark = pytest.mark.sql
 
@@ -28,65 +27,41 @@ DAY = timedelta(days=1)
 
 def test_first_night_queues_main_as_approved_entry(monday_night: Night, main_repository: Repository) -> None:
     run = monday_night.run
-    assert run
     assert (run.purpose, run.state) == ("nightly", "queued")
     assert (run.entry.kind, run.entry.state, run.entry.hypothesis) == ("main", "approved", "First train")
     assert run.entry.title == f"main, {monday_night.date:%-d %b}"
     assert run.entry.sha == monday_night.sha == main_repository.git("rev-parse", "HEAD")
     assert run.entry.architecture == "gpt"
-    assert run.job
     assert (run.job.priority, run.job.needs_sandbox) == (Job.Priority.NIGHTLY, False)
     assert "which was reviewed" in Event.objects.about(run.entry).last().sentence  # type: ignore[union-attr]
     assert run.entry.runs.count() == 1
 
 
-def test_night_without_new_commit_trains_seed_of_baseline(finished_monday_night: Night, node: Node) -> None:
+def test_night_without_valid_new_commit_trains_seed_of_baseline(
+    finished_monday_night: Night, main_repository: Repository, node: Node
+) -> None:
     first = start_night(TUESDAY)
-    assert first.run
     assert (first.run.purpose, first.run.seed, first.run.entry) == ("ladder", 1, finished_monday_night.run.entry)  # type: ignore[union-attr]
     assert first.sentence.startswith("main has not moved: the night goes to seed 1 of the baseline.")
     finish_run(first.run, node)
-    second = start_night(TUESDAY + timedelta(days=1))
-    assert second.run
+    second = start_night(TUESDAY + DAY)
     assert second.run.seed == 2
-
-
-def test_night_after_ladder_night_trains_new_commit(
-    finished_monday_night: Night, main_repository: Repository, node: Node
-) -> None:
-    ladder_night = start_night(TUESDAY)
-    assert ladder_night.run
-    finish_run(ladder_night.run, node)
-    sha = main_repository.commit("Moved at last")
-    night = start_night(TUESDAY + timedelta(days=1))
-    assert night.run
-    assert (night.run.entry.sha, night.run.purpose) == (sha, "nightly")
-
-
-def begin_second_season(night: Night, baseline: Entry) -> Season:
-    """Move the night's track into a new season with the same dataset."""
-    season = Season.objects.get(pk=night.track.season_id)
-    Season.objects.update(active=False)
-    season.pk, season.name, season.baseline = None, "Second", baseline
-    season.save()
-    Track.objects.update(season=season)
-    return season
-
-
-def test_first_night_of_new_season_trains_main_once(finished_monday_night: Night, node: Node) -> None:
-    older = scene.create_entry(finished_monday_night.track, "main", kind=Entry.Kind.MAIN, sha="b" * 40)
-    season = begin_second_season(finished_monday_night, older)
-    night = start_night(TUESDAY)
-    assert night.run
-    assert (night.run.entry.sha, night.run.season) == (finished_monday_night.sha, season)
-    finish_run(night.run, node)
-    assert "main has not moved" in start_night(TUESDAY + timedelta(days=1)).sentence
+    finish_run(second.run, node)
+    main_repository.commit("Broken", {"trainer/models/__init__.py": "ARCHITECTURES = {\n"})
+    broken = start_night(TUESDAY + 2 * DAY)
+    assert broken.run.purpose == "ladder"
+    assert "main cannot be trained (trainer/models/__init__.py is not valid Python)" in broken.sentence
+    finish_run(broken.run, node)
+    sha = main_repository.commit("Moved at last", {"trainer/models/__init__.py": DICTIONARY})
+    moved = start_night(TUESDAY + 3 * DAY)
+    assert (moved.run.entry.sha, moved.run.purpose) == (sha, "nightly")
+    finish_run(moved.run, node)
+    main_repository.path.rename(main_repository.path.with_name("gone"))
+    assert "There is no repository" in start_night(TUESDAY + 4 * DAY).sentence
 
 
 def begin_training(night: Night, node: Node) -> Run:
     """Lease the night's run to a node."""
-    assert night.run
-    assert night.run.job
     lease_job(night.run.job, node)
     return Run.objects.get(pk=night.run.pk)
 
@@ -108,7 +83,6 @@ def test_late_night_starts_newest_main_when_earlier_run_ends(
     finish_run(earlier, node)
     (late,) = nightly.start_late_nights(TUESDAY + DAY + timedelta(minutes=40))
     assert late.date == (TUESDAY + DAY).date()
-    assert late.run
     assert late.run.entry.sha == newest
     assert Night.objects.get(date=TUESDAY.date()).sentence.endswith("trains the newest main instead.")
     assert not Night.objects.filter(is_waiting=True).exists()
@@ -121,9 +95,9 @@ def test_night_starts_late_in_the_scoring_time_of_the_earlier_run(
     earlier = begin_training(monday_night, node)
     main_repository.commit("Moved")
     start_night(TUESDAY)
-    Run.objects.filter(pk=earlier.pk).update(state=Run.State.SCORING)
+    create_checkpoint(earlier.job, 20)
+    finish_job(earlier.job, {"step": 20})
     (late,) = nightly.start_late_nights(TUESDAY)
-    assert late.run
     assert late.run.state == Run.State.QUEUED
 
 
@@ -132,29 +106,11 @@ def test_night_replaces_run_that_no_node_has_begun(finished_monday_night: Night,
     first = start_night(TUESDAY).run
     main_repository.commit("Moved again")
     second = start_night(TUESDAY + DAY)
-    assert first
-    assert second.run
     first.refresh_from_db()
     assert (first.state, second.run.state) == ("cancelled", "queued")
     assert f"Run {first.pk} of an earlier night, which no node had begun, gives way" in second.sentence
-    assert Job.objects.filter(state=Job.State.QUEUED, priority=Job.Priority.NIGHTLY).count() == 1
-
-
-@pytest.mark.parametrize("state", [Job.State.HELD, Job.State.FAILED, Job.State.DONE, Job.State.QUEUED])
-def test_night_is_not_held_back_by_run_that_cannot_go_on(
-    finished_monday_night: Night, main_repository: Repository, node: Node, state: Job.State
-) -> None:
-    main_repository.commit("Moved")
-    stuck = begin_training(start_night(TUESDAY), node)
-    long_ago = timezone.now() - nightly.STALLED_AFTER - timedelta(minutes=1)
-    Job.objects.filter(pk=stuck.job_id).update(state=state, state_since=long_ago)
-    Run.objects.filter(pk=stuck.pk).update(state=Run.State.PAUSED)
-    main_repository.commit("Moved again")
-    night = start_night(TUESDAY + DAY)
-    assert night.run
-    assert night.run.pk != stuck.pk
-    stuck.refresh_from_db()
-    assert stuck.state == Run.State.PAUSED
+    job = Job.objects.get(state=Job.State.QUEUED, priority=Job.Priority.NIGHTLY)
+    assert (job.run, job.queued_at) == (second.run, first.job.queued_at), "it keeps the place in the queue"
 
 
 def test_night_is_not_held_back_by_node_that_never_gets_on(
@@ -163,7 +119,6 @@ def test_night_is_not_held_back_by_node_that_never_gets_on(
     main_repository.commit("Moved")
     with time_machine.travel(TUESDAY, tick=False) as clock:
         stuck = begin_training(start_night(TUESDAY), node)
-        assert stuck.job
         main_repository.commit("Moved again")
         clock.shift(nightly.STALLED_AFTER + timedelta(minutes=1))
         create_checkpoint(stuck.job, 5)
@@ -172,19 +127,6 @@ def test_night_is_not_held_back_by_node_that_never_gets_on(
         (late,) = nightly.start_late_nights(timezone.now())
     assert late.run
     assert late.run != stuck
-
-
-def test_run_that_replaces_another_one_keeps_its_place_in_the_queue(
-    finished_monday_night: Night, main_repository: Repository
-) -> None:
-    main_repository.commit("Moved")
-    first = start_night(TUESDAY).run
-    main_repository.commit("Moved again")
-    second = start_night(TUESDAY + DAY).run
-    assert first
-    assert first.job
-    assert second
-    assert Job.objects.get(run=second).queued_at == first.job.queued_at
 
 
 def test_night_without_new_commit_belongs_to_ladder_while_runs_are_missing(
@@ -201,28 +143,14 @@ def test_night_without_new_commit_belongs_to_ladder_while_runs_are_missing(
     assert rung.budget == "10steps"
     finish_run(rung, node)
     seed = start_night(TUESDAY + DAY).run
-    assert seed
     assert (seed.budget, seed.purpose) == (track.budget, "ladder")
     same = start_night(TUESDAY + 2 * DAY)
     assert same.run == seed, "one seed at a time"
 
 
-def test_second_track_of_the_first_night_trains_the_same_baseline(track: Track) -> None:
-    second = Track.objects.get(pk=track.pk)
-    second.pk, second.slug, second.is_default = None, "second", False
-    second.ladder = {"rungs": [1], "seeds": 1}
-    second.save()
-    nightly.start_nightly_runs(MONDAY)
-    fill_ladders()
-    (run,) = Run.objects.filter(track=second)
-    assert (run.entry, run.budget) == (Season.objects.get().baseline, second.budget)
-
-
-def test_night_goes_on_with_run_that_infrastructure_failed(finished_monday_night: Night, node: Node) -> None:
-    failed = finished_monday_night.run
-    assert failed
-    Job.objects.filter(pk=failed.job_id).update(state=Job.State.FAILED, cause="infrastructure")
-    Run.objects.filter(pk=failed.pk).update(state=Run.State.FAILED, cause="infrastructure", checkpoint=None)
+def test_night_goes_on_with_run_that_infrastructure_failed(monday_night: Night, node: Node) -> None:
+    failed = begin_training(monday_night, node)
+    transitions.fail_job(failed.job, "site", "infrastructure", "Five nodes were lost.")
     night = start_night(TUESDAY)
     assert (night.run, night.run and night.run.state) == (failed, "queued")
     assert "it goes on" in night.sentence
@@ -247,13 +175,6 @@ def test_each_local_date_has_one_night_when_clocks_change(track: Track, hour: in
     assert list(Night.objects.order_by("date").values_list("date", flat=True)) == dates
 
 
-def test_night_of_a_beat_that_was_down_for_hours_takes_not_the_next_one(track: Track) -> None:
-    schedule.install()
-    for now in (MONDAY + timedelta(hours=7), TUESDAY):
-        nightly.start_nightly_runs(now)
-    assert list(Night.objects.order_by("date").values_list("date", flat=True)) == [MONDAY.date(), TUESDAY.date()]
-
-
 def test_night_is_not_deleted_when_its_schedule_moves_to_a_later_hour(
     track: Track, main_repository: Repository, node: Node
 ) -> None:
@@ -274,30 +195,14 @@ def test_clock_that_jumps_over_the_hour_and_back_loses_no_night(
 ) -> None:
     noon = MONDAY - timedelta(hours=8)
     (ahead,) = nightly.start_nightly_runs(noon + DAY + timedelta(hours=9))
-    assert ahead.run
     assert ahead.date == TUESDAY.date()
     assert nightly.start_nightly_runs(MONDAY) == []
     assert Night.objects.get().date == MONDAY.date(), "it was Monday's night, begun early"
     finish_run(ahead.run, node)
     main_repository.commit("Moved")
     tuesday = start_night(TUESDAY)
-    assert tuesday.run
     assert tuesday.run.purpose == "nightly"
     assert Night.objects.count() == 2
-
-
-def test_clock_that_jumps_to_the_next_night_and_back_starts_that_again(
-    monday_night: Night, main_repository: Repository, node: Node
-) -> None:
-    earlier = begin_training(monday_night, node)
-    main_repository.commit("Moved")
-    assert start_night(TUESDAY).is_waiting
-    assert nightly.start_late_nights(MONDAY + timedelta(hours=2)) == []
-    assert list(Night.objects.values_list("date", flat=True)) == [MONDAY.date()]
-    finish_run(earlier, node)
-    tuesday = start_night(TUESDAY)
-    assert tuesday.run
-    assert tuesday.run.purpose == "nightly"
 
 
 def test_exception_of_one_track_stops_no_other_and_is_tried_again(
@@ -324,40 +229,6 @@ def test_exception_of_one_track_stops_no_other_and_is_tried_again(
     assert (late.track, late.run is not None) == (track, True)
 
 
-def test_exception_of_one_ladder_stops_no_other(finished_monday_night: Night, monkeypatch: pytest.MonkeyPatch) -> None:
-    second = Track.objects.get(pk=finished_monday_night.track_id)
-    second.pk, second.slug, second.is_default = None, "second", False
-    second.save()
-    Track.objects.update(ladder={"rungs": [0.5, 1], "seeds": 1})
-    fill_ladder = ladder.fill_ladder
-
-    def fail_on_first(track: Track) -> int:
-        if track.slug == "small":
-            raise RuntimeError("of this track")
-        return fill_ladder(track)
-
-    monkeypatch.setattr(ladder, "fill_ladder", fail_on_first)
-    assert fill_ladders() == 2
-    assert {run.track for run in Run.objects.filter(purpose="ladder")} == {second}
-    assert Event.objects.filter(sentence__startswith="Ladder: the site failed (RuntimeError)").count() == 1
-
-
-def test_night_with_invalid_main_trains_baseline(finished_monday_night: Night, main_repository: Repository) -> None:
-    main_repository.commit("Broken", {"trainer/models/__init__.py": "ARCHITECTURES = {\n"})
-    night = start_night(TUESDAY)
-    assert night.run
-    assert night.run.purpose == "ladder"
-    assert "main cannot be trained (trainer/models/__init__.py is not valid Python)" in night.sentence
-
-
-def test_night_with_unreachable_main_trains_baseline(finished_monday_night: Night, main_repository: Repository) -> None:
-    main_repository.path.rename(main_repository.path.with_name("gone"))
-    night = start_night(TUESDAY)
-    assert night.run
-    assert night.run.purpose == "ladder"
-    assert "There is no repository" in night.sentence
-
-
 def test_night_with_rejected_main_trains_nothing(track: Track, main_repository: Repository) -> None:
     entry = intake.submit_entry(str(main_repository.path), "main", "x", "gpt", track)
     Entry.objects.filter(pk=entry.pk).update(state=Entry.State.REJECTED, variant=Entry.MAIN_VARIANT)
@@ -366,26 +237,12 @@ def test_night_with_rejected_main_trains_nothing(track: Track, main_repository: 
     assert "is rejected" in night.sentence
 
 
-def test_nightly_task_tries_again_after_an_exception(track: Track, monkeypatch: pytest.MonkeyPatch) -> None:
-    read_main, errors = nightly.read_main, [OSError("No space left on device")]
-
-    def fail_once() -> nightly.MainHead:
-        if errors:
-            raise errors.pop()
-        return read_main()
-
-    monkeypatch.setattr(nightly, "read_main", fail_once)
-    nightly_task.apply()
-    assert Night.objects.get().run
-
-
 def test_night_does_not_train_an_entry_that_someone_made_of_its_commit(
     track: Track, main_repository: Repository
 ) -> None:
     config = {"model": {"depth": 1}}
     other = intake.submit_entry(str(main_repository.path), "main", "Not main", "gpt", track, config=config)
     night = start_night(MONDAY)
-    assert night.run
     assert (night.run.entry.kind, night.run.entry.config) == (Entry.Kind.MAIN, {})
     assert night.run.entry.sha == other.sha
     assert Season.objects.get(pk=track.season_id).baseline == night.run.entry

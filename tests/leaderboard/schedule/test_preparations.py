@@ -2,36 +2,23 @@
 
 from __future__ import annotations
 
-import errno
-import json
-import os
-import random
-import signal
-import subprocess
-import sys
-import time
 from datetime import timedelta
 from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
-from django.contrib.auth.models import User
 from django.core.cache import caches
 from django.core.management import CommandError, call_command
 from django.test import Client
 from django.utils import timezone
 
-from leaderboard import broker, outbox, permissions, tasks
+from leaderboard import broker, outbox, tasks
 from leaderboard.models import OutboxMessage, Season, Track
-from leaderboard.schedule import first_season, preparations
+from leaderboard.schedule import preparations
 from leaderboard.schedule.first_season import SetupError
 from leaderboard.schedule.preparation_progress import ClaimLostError, PreparationProgress
-from scheduler import storage
 from scheduler.models import Event
-from tests.support.database import get_database_url
-from tests.support.paths import REPOSITORY
-from tests.support.waits import WAIT_SECONDS
 
 pytestmark = [pytest.mark.processes, pytest.mark.sql, pytest.mark.django_db]
 SUITE = {"suite": "blimp_sample", "evaluation_folder": ""}
@@ -47,16 +34,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def season(tmp_path: Path, cache: Path) -> Season:
     for number in range(12):
         (tmp_path / f"{number}.txt").write_text(f"Platform {number} is closed on day {number}. " * 30)
-    return create_season(f"files:{tmp_path}/*.txt")
-
-
-@pytest.fixture
-def maintainer_client(client: Client, maintainer: User) -> Client:
-    client.force_login(maintainer)
-    return client
-
-
-def create_season(corpus: str) -> Season:
+    corpus = f"files:{tmp_path}/*.txt"
     return Season.objects.create(name="Season 1", active=False, corpus=corpus, tokenizer="bpe:300")
 
 
@@ -111,20 +89,15 @@ def test_prepare_button_prepares_season_and_shows_progress(
     assert Event.objects.about(season).filter(sentence__startswith="Preparation").count() == 2
 
 
-def test_running_preparation_page_shows_stage_and_bytes(maintainer_client: Client, season: Season) -> None:
-    PreparationProgress(claim(request_preparation(season))).begin_stage("Tokenizing", 90 << 20, 30 << 20)
-    page = maintainer_client.get(f"/admin/leaderboard/season/{season.pk}/live/").json()["parts"]["preparation-progress"]
-    text = " ".join(page.replace("\xa0", " ").split())
-    assert "<strong>Tokenizing</strong>" in text
-    assert "30 MiB of 90 MiB" in text
-
-
 def test_cancelled_preparation_stops_process_and_can_be_requested_again(
     maintainer_client: Client, season: Season
 ) -> None:
     preparation = claim(request_preparation(season))
     progress = PreparationProgress(preparation)
-    progress.begin_stage("Tokenizing", 100)
+    progress.begin_stage("Tokenizing", 90 << 20, 30 << 20)
+    page = maintainer_client.get(f"/admin/leaderboard/season/{season.pk}/live/").json()["parts"]["preparation-progress"]
+    assert "<strong>Tokenizing</strong>" in page
+    assert "30 MiB of 90 MiB" in " ".join(page.split())
     maintainer_client.post(f"/admin/leaderboard/season/{season.pk}/cancel/")
     with pytest.raises(ClaimLostError):
         progress.begin_stage("Storing the dataset")
@@ -139,6 +112,8 @@ def test_seasons_are_prepared_one_at_a_time(season: Season) -> None:
     preparation = claim(request_preparation(season))
     assert request_preparation(season) == preparation
     other_season = Season.objects.create(name="Season 2", active=False, corpus=season.corpus, tokenizer="bpe:300")
+    with pytest.raises(CommandError, match="Another process prepares a season, and a second preparation"):
+        call_command("prepare_season", season="Season 2", verbosity=0, stdout=StringIO())
     waiting = request_preparation(other_season)
     outbox.process_message(waiting.pk)
     waiting.refresh_from_db()
@@ -148,56 +123,6 @@ def test_seasons_are_prepared_one_at_a_time(season: Season) -> None:
     tasks.process_due_long_messages()
     assert {message.state for message in OutboxMessage.objects.filter(kind=preparations.KIND)} == {"done"}
     assert Season.objects.filter(pk__in=(season.pk, other_season.pk), active=True).count() == 2
-
-
-def test_prepare_season_command_is_refused_while_another_season_is_prepared(season: Season) -> None:
-    claim(request_preparation(season))
-    Season.objects.create(name="Season 2", active=False, corpus=season.corpus, tokenizer="bpe:300")
-    with pytest.raises(CommandError, match="Another process prepares a season, and a second preparation"):
-        call_command("prepare_season", season="Season 2", verbosity=0, stdout=StringIO())
-
-
-def test_failed_preparation_is_shown_and_can_be_requested_again(
-    maintainer_client: Client, season: Season, tmp_path: Path
-) -> None:
-    preparation = request_preparation(season)
-    texts = sorted(tmp_path.glob("*.txt"))
-    for text in texts:
-        text.rename(text.with_suffix(".gone"))
-    tasks.process_long_message(preparation.pk)
-    preparation.refresh_from_db()
-    assert preparation.state == "failed"
-    assert "matches no file of text" in preparation.problem
-    page = maintainer_client.get(f"/admin/leaderboard/season/{season.pk}/change/").content.decode()
-    assert "matches no file of text" in page
-    maintainer_client.post(f"/admin/leaderboard/season/{season.pk}/prepare/", SUITE)
-    preparation.refresh_from_db()
-    assert preparation.state == "failed", "its corpus does not exist"
-    for text in texts:
-        text.with_suffix(".gone").rename(text)
-    maintainer_client.post(f"/admin/leaderboard/season/{season.pk}/prepare/", SUITE)
-    tasks.process_due_long_messages()
-    preparation.refresh_from_db()
-    assert preparation.state == "done"
-
-
-def test_preparation_on_full_disk_fails_and_can_be_requested_again(
-    season: Season, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    preparation = request_preparation(season)
-
-    def raise_disk_full(*args: object, **options: object) -> str:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    with monkeypatch.context() as context:
-        context.setattr(storage, "store_stream", raise_disk_full)
-        outbox.process_message(preparation.pk)
-    preparation.refresh_from_db()
-    assert preparation.state == "failed"
-    assert "No space left on device" in preparation.problem
-    outbox.process_message(request_preparation(season).pk)
-    preparation.refresh_from_db()
-    assert preparation.state == "done"
 
 
 def test_preparation_with_unknown_task_or_folder_is_refused(
@@ -213,97 +138,3 @@ def test_preparation_with_unknown_task_or_folder_is_refused(
     assert not OutboxMessage.objects.exists()
     with pytest.raises(SetupError, match="There is no folder"):
         preparations.request_preparation(season, "mara", ["blimp_sample"], tmp_path / "none")
-
-
-def test_preparation_by_coordinator_is_forbidden(client: Client, season: Season, maintainer: User) -> None:
-    coordinator = User.objects.create_user("corin")
-    permissions.grant_role(coordinator, permissions.COORDINATOR, maintainer)
-    client.force_login(coordinator)
-    for name in ("prepare", "cancel"):
-        assert client.post(f"/admin/leaderboard/season/{season.pk}/{name}/", SUITE).status_code == 403
-    assert client.get(f"/admin/leaderboard/season/{season.pk}/live/").status_code == 403
-    assert not OutboxMessage.objects.exists()
-
-
-# --- killed processes ------------------------------------------------------------------------------------------------
-
-
-def write_corpus(folder: Path) -> str:
-    """Write 12 MB of words: enough that the tokenizer is trained for a while."""
-    rng = random.Random(19)
-    words = ["".join(rng.choices("abcdefghijklmnopqrstuvwxyz", k=rng.randint(2, 9))) for _ in range(20_000)]
-    with (folder / "words.jsonl").open("w") as file:
-        for _ in range(2000):
-            file.write(json.dumps({"text": " ".join(rng.choices(words, k=1000))}) + "\n")
-    return f"files:{folder}/words.jsonl"
-
-
-def start_worker(pk: int, cache: Path) -> subprocess.Popen[bytes]:
-    """Work on a preparation in another process, as a worker does."""
-    code = f"import django; django.setup(); from leaderboard import tasks; tasks.process_long_message({pk})"
-    environment = {**os.environ, "DATABASE_URL": get_database_url(), "DAILYTRAIN_CACHE": str(cache)}
-    return subprocess.Popen([sys.executable, "-c", code], cwd=REPOSITORY, env=environment)
-
-
-@pytest.mark.django_db(transaction=True)
-@pytest.mark.slow
-@pytest.mark.services
-def test_killed_preparation_resumes_where_it_stopped(
-    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    season = create_season(write_corpus(tmp_path))
-    Season.objects.filter(pk=season.pk).update(tokenizer="bpe:4096")
-    season.refresh_from_db()
-    preparation = request_preparation(season)
-    worker = start_worker(preparation.pk, cache)
-    while not any('"complete": true' in state.read_text() for state in cache.glob("datasets/.*/spool/documents.json")):
-        assert worker.poll() is None
-        time.sleep(0.01)
-    os.kill(worker.pid, signal.SIGKILL)
-    worker.wait()
-    preparation.refresh_from_db()
-    assert preparation.state == "claimed"
-    OutboxMessage.objects.update(claimed_until=timezone.now() - timedelta(seconds=1))
-    stages: list[tuple[str, int | None, int]] = []
-    begin_stage = PreparationProgress.begin_stage
-
-    def record_stage(self: PreparationProgress, title: str, total: int | None = None, done: int = 0) -> None:
-        stages.append((title, total, done))
-        begin_stage(self, title, total, done)
-
-    monkeypatch.setattr(PreparationProgress, "begin_stage", record_stage)
-    tasks.process_due_long_messages()
-    preparation.refresh_from_db()
-    assert preparation.state == "done", preparation.problem
-    size = (tmp_path / "words.jsonl").stat().st_size
-    resumed_bytes = next(done for title, _, done in stages if title == "Reading the corpus")
-    assert 0.9 * size < resumed_bytes < size, "the corpus is not read again"
-    season.refresh_from_db()
-    monkeypatch.setenv("DAILYTRAIN_CACHE", str(tmp_path / "another"))
-    fresh_season = Season(name="Fresh", corpus=season.corpus, tokenizer=season.tokenizer)
-    assert first_season.build_dataset(fresh_season, False, first_season.PreparationProgress())[0] == season.dataset_hash
-
-
-@pytest.mark.django_db(transaction=True)
-@pytest.mark.slow
-@pytest.mark.services
-def test_create_season_command_follows_preparation_of_other_process(season: Season) -> None:
-    PreparationProgress(claim(request_preparation(season))).begin_stage("Tokenizing")
-    process = subprocess.Popen(
-        [sys.executable, "manage.py", "create_season", season.name, "--suite", "blimp_sample"], cwd=REPOSITORY,
-        env={**os.environ, "DATABASE_URL": get_database_url()}, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
-    assert process.stderr
-    assert process.stderr.readline().startswith("Another process works on a preparation: Tokenizing.")
-    assert preparations.cancel_preparation(season, "mara")
-    _, errors = process.communicate(timeout=WAIT_SECONDS)
-    assert "Cancelled by mara." in errors
-    assert process.returncode == 1
-
-
-def test_create_season_command_reports_failed_preparation(season: Season, tmp_path: Path) -> None:
-    arguments = {"corpus": season.corpus, "tokenizer": "bpe:300", "suite": "blimp_sample,copa", "verbosity": 0}
-    with pytest.raises(CommandError, match=r"^No evaluation data of copa, so Season 1 does not begin\."):
-        call_command("create_season", season.name, **arguments, eval_data=tmp_path, stdout=StringIO())
-    assert OutboxMessage.objects.get().state == "failed"

@@ -88,7 +88,6 @@ def test_thirty_nights_start_whatever_happened_to_those_before(
             nightly.start_late_nights(timezone.now())
             run = Run.objects.select_related("entry", "job").get(entry__sha=sha)
             assert (run.state, run.purpose) == ("queued", "nightly"), f"night {number}"
-            assert run.job
             clock.move_to(MONDAY + number * DAY)
             FAILURES[number % len(FAILURES)](run, lease_job(run.job, node))
     assert Night.objects.exclude(run=None).count() == Night.objects.count() == NIGHTS
@@ -97,7 +96,6 @@ def test_thirty_nights_start_whatever_happened_to_those_before(
 
 
 def test_baseline_is_not_withdrawn_before_a_maintainer_decides(finished_monday_night: Night) -> None:
-    assert finished_monday_night.run
     baseline = finished_monday_night.run.entry
     for _ in range(2):
         with pytest.raises(intake.IntakeError, match="It is the baseline of Season 0"):
@@ -122,5 +120,4 @@ def test_nights_go_on_beside_a_withdrawn_baseline(
     assert not Job.objects.filter(state=Job.State.QUEUED).exists()
     main_repository.commit("Moved")
     (night,) = nightly.start_nightly_runs(MONDAY + 2 * DAY)
-    assert night.run
     assert finish_run(night.run, node).state == "finished"

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import pytest
-from django.contrib.auth.models import Group, User
+from django.contrib.auth.models import User
 from django.core.exceptions import ValidationError
 
-from leaderboard import run_jobs, runs
-from leaderboard.models import Entry, Run, Track
-from leaderboard.schedule import track_templates
+from leaderboard import run_jobs, runs, scoring_work
+from leaderboard.actions import perform_run_action
+from leaderboard.models import Entry, Run, Season, SeasonFile, TracedGraph, Track
+from leaderboard.schedule.track_templates import TEMPLATES, compute_template_size, create_track
 from leaderboard.submissions import intake
 from leaderboard.submissions.intake import IntakeError
 from scheduler import storage
-from scheduler.models import Job, Node
+from scheduler.matching import parse_labels
+from scheduler.models import Blob, Job, Node
 from tests.leaderboard.conftest import Repository, finish_run
+from trainer.accounting.budget import Budget
+from trainer.accounting.training_size import KEPT_ON_NODE, KEPT_ON_SERVER, compute_model_size, estimate_memory
+from trainer.scoring.benchmark_tasks import NAMES
 
 GB = 10**9
 
@@ -34,35 +42,10 @@ def test_job_needs_are_computed_from_track_labels(proposed_entry: Entry, track: 
     assert (job.track, job.checkpoint_seconds, job.preemptible) == ("small", 300, False)
 
 
-@pytest.mark.parametrize(
-    ("every", "seconds"), [("30s", 30), ("5steps", 2.5), ("40steps", 20), ("soon", 0)]
-)  # of a budget of 20 steps in 10 seconds
-def test_checkpoint_seconds_are_computed_from_config(run: Run, every: str, seconds: float) -> None:
-    run.track.config = {"checkpoint_every": every}
-    assert run_jobs.get_checkpoint_seconds(run) == seconds
-
-
-def test_score_job_needs_one_gpu_and_less_memory(run: Run, node: Node) -> None:
-    Track.objects.update(needs_labels=["4x80gb", "rack-4"])
-    run = finish_run(run, node)
-    assert run.score_job
-    assert run.score_job.needs_gpus == 1
-    assert 0 < run.score_job.needs_gpu_memory_bytes < 80 * GB, "inference needs less than training"
-    assert (run.score_job.needs_labels, run.score_job.track) == ([], "small")
-
-
-def test_run_is_from_core_for_members_maintainers_and_nightlies(run: Run, maintainer: User) -> None:
-    assert not run_jobs.is_from_core(run)
-    member = User.objects.create_user("cora")
-    run.entry.requested_by = member
-    assert not run_jobs.is_from_core(run)
-    member.groups.add(Group.objects.create(name="core"))
-    run.entry.requested_by = User.objects.get(pk=member.pk)
-    assert run_jobs.is_from_core(run)
-    run.entry.requested_by = maintainer
-    assert run_jobs.is_from_core(run)
-    run.entry.requested_by, run.purpose = None, Run.Purpose.NIGHTLY
-    assert run_jobs.is_from_core(run)
+def test_checkpoint_seconds_are_computed_from_config(run: Run) -> None:
+    for every, seconds in {"30s": 30, "5steps": 2.5, "40steps": 20, "soon": 0}.items():  # of 20 steps in 10 seconds
+        run.track.config = {"checkpoint_every": every}
+        assert run_jobs.get_checkpoint_seconds(run) == seconds
 
 
 # --- the playground --------------------------------------------------------------------------------------------------
@@ -100,52 +83,171 @@ def test_playground_trial_run_is_followed_by_full_run(
     assert list(Run.objects.on_board(playground)) == [full_run]
 
 
-def test_playground_run_of_maintainer_has_community_priority(
-    main_repository: Repository, playground: Track, maintainer: User
-) -> None:
-    entry = intake.submit_entry(
-        str(main_repository.path),
-        "main",
-        "An idea",
-        "smear",
-        playground,
-        hypothesis="Fewer steps.",
-        requested_by=maintainer,
-    )
-    (run,) = intake.approve_entry(entry, entry.sha, maintainer)
-    assert get_job(run).priority == Job.Priority.COMMUNITY
+SWARM: dict[str, Any] = {
+    "kind": Track.Kind.SWARM, "swarm": {"stages": 2, "workers": 2}, "probe_seconds": 0, "nightly": False,
+}  # fmt: skip
+LADDER = {"rungs": [0.5, 1], "seeds": 1}
 
 
 @pytest.mark.parametrize(
-    ("trial", "message"),
+    ("fields", "message"),
     [
-        ({"config": {}}, "trial: it is"),
-        ({"part": 1}, "less than 1"),
-        ({"part": 0.5, "config": []}, "a table"),
-        ({"part": 0.5, "size": 3}, "trial: it is"),
+        ({"ladder": {"rungs": [0.5, 1]}}, "it is"),
+        ({"ladder": []}, "it is"),
+        ({"ladder": {"rungs": [0.5, 2], "seeds": 3}}, "1 .the whole budget. is one of them"),
+        ({"ladder": {"rungs": [1, 1], "seeds": 3}}, "each rung comes once"),
+        ({"ladder": {"rungs": [1, "2"], "seeds": 3}}, "rungs are parts of the budget"),
+        ({"ladder": {"rungs": [1, 0.001], "seeds": 3}}, "from 1/64 to 64"),
+        ({"ladder": {"rungs": [1], "seeds": 0}}, "seeds is a whole number"),
+        ({"ladder": {"rungs": [1], "seeds": True}}, "seeds is a whole number"),
+        ({"ladder": {"rungs": [0.51, 0.52, 1], "seeds": 1}}, "too small for rungs so near"),
+        ({"trial": {"config": {}}}, "trial: it is"),
+        ({"trial": {"part": 1}}, "less than 1"),
+        ({"trial": {"part": 0.5, "config": []}}, "a table"),
+        ({"kind": Track.Kind.PLAYGROUND, "trial": {"part": 0.5, "config": {}}, "ladder": LADDER}, "one or the other"),
+        ({"milestones": 10, "releases": 7}, "one must be a multiple of the other"),
+        ({**SWARM, "swarm": {}}, "it is"),
+        ({**SWARM, "swarm": {"stages": 0, "workers": 1}}, "whole number"),
+        ({**SWARM, "swarm": {"stages": 2, "workers": 2, "patience": 0}}, "patience"),
+        ({**SWARM, "budget": "60s"}, "number of steps"),
+        ({**SWARM, "releases": 10}, "no releases"),
+        ({"swarm": SWARM["swarm"]}, "only a track of kind swarm"),
     ],
 )
-def test_track_with_invalid_trial_is_refused(track: Track, trial: object, message: str) -> None:
-    track.trial = trial  # type: ignore[assignment]
+def test_track_with_invalid_settings_is_refused(track: Track, fields: dict[str, Any], message: str) -> None:
+    for name, value in fields.items():
+        setattr(track, name, value)
     with pytest.raises(ValidationError, match=message):
-        track.clean()
+        track.full_clean()
 
 
-def test_track_with_trial_and_ladder_is_refused(playground: Track) -> None:
-    playground.ladder = {"rungs": [0.5, 1], "seeds": 1}
-    with pytest.raises(ValidationError, match="one or the other"):
-        playground.clean()
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_template_fits_its_card_and_has_suite_and_ladder(name: str) -> None:
+    template = TEMPLATES[name]
+    needs = parse_labels(tuple(template["needs_labels"]))
+    size = compute_template_size(template)
+    if name == "tune-1b5-2x24gb":
+        size = compute_model_size({"arch": "rwkv5-1b5"}, vocabulary_size=65_536)
+    assert size is not None
+    assert sum(estimate_memory(size, template["config"]).values()) <= needs.gpu_memory_bytes
+    assert template["config"]["devices"] == needs.gpus, "a larger node would use only these"
+    assert set(template["suite"]) <= set(NAMES)
+    assert template["suite_limit"] == 500, "the same limit as nanochat's CORE"
+    assert template["expected_seconds"] > 0
+    if "ladder" not in template:
+        assert name in ("long-run-8x80gb", "playground-16gb")
+        assert "No ladder, since" in template["description"], "the description gives the reason"
+    else:
+        assert "trial" not in template, "the ladder would have runs of smaller models"
+        assert 1 in template["ladder"]["rungs"]
+        assert template["ladder"]["seeds"] >= 2, "sigma is estimated from replicates"
 
 
-# --- templates -------------------------------------------------------------------------------------------------------
+def build_run(track: Track) -> Run:
+    """Build an unsaved run of the track's baseline."""
+    entry = Entry(kind=Entry.Kind.MAIN, track=track)
+    return Run(entry=entry, track=track, season=track.season, budget=track.budget, job=Job(release=Blob()))
 
 
-@pytest.mark.parametrize("name", track_templates.TEMPLATES)
-def test_template_track_builds_a_valid_train_job(name: str, proposed_entry: Entry) -> None:
-    template_track = track_templates.create_track(name, proposed_entry.track.season)
-    run = runs.make_run(proposed_entry, template_track)
-    job = run_jobs.build_train_job(run, storage.store_release())
-    assert job["needs_gpus"] >= 1
-    assert 0 < job["checkpoint_seconds"] <= 900
+@pytest.mark.django_db
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_template_jobs_need_what_training_and_inference_take(name: str, track: Track) -> None:
+    template_track = create_track(name, track.season)
+    run = build_run(template_track)
+    job = run_jobs.build_score_job(run, template_track.suite)
+    memory = template_track.get_scoring_memory()
+    assert (job["needs_gpus"], job["needs_labels"], job["needs_gpu_memory_bytes"]) == (1, [], memory)
+    assert 8 * template_track.size.parameters < memory < 8 * template_track.size.parameters + 7e9
+    assert memory <= 0.9 * parse_labels(tuple(template_track.needs_labels)).gpu_memory_bytes
+    training = template_track.training_limits()
+    assert job["limits"]["memory_bytes"] <= training.memory_bytes
+    assert job["needs_disk_bytes"] == job["limits"]["disk_bytes"] <= training.disk_bytes
+    assert job["needs_memory_bytes"] <= template_track.needs_memory_bytes
+    train_job = run_jobs.build_train_job(run, Blob())
+    assert train_job["needs_gpus"] >= 1
+    assert 0 < train_job["checkpoint_seconds"] <= 900
     names = [label for label in template_track.needs_labels if not label.endswith("gb")]
-    assert job["needs_labels"] == names, "only labels of GPU names remain"
+    assert train_job["needs_labels"] == names, "only labels of GPU names remain"
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("name", ["night-h100", "playground-h100", "desktop-4090", "ci-16gb"])
+def test_template_score_job_is_expected_to_take_under_an_hour(name: str, track: Track) -> None:
+    template_track = create_track(name, track.season)
+    run = build_run(template_track)
+    job = run_jobs.build_score_job(run, template_track.suite)
+    assert job["expected_seconds"] < 3600 <= job["limits"]["wall_seconds"]
+    assert job["expected_seconds"] > run_jobs.build_score_job(run, ())["expected_seconds"]
+    Season.objects.update(test_tokens=120_000_000)
+    run.season.refresh_from_db()
+    assert run_jobs.build_score_job(run, ())["expected_seconds"] > 2 * job["expected_seconds"]
+
+
+@pytest.mark.django_db
+def test_score_of_larger_graph_gets_more_time(track: Track) -> None:
+    template_track = create_track("night-h100", track.season)
+    run = build_run(template_track)
+    usual = run_jobs.build_score_job(run, ())["limits"]["wall_seconds"]
+    run.graph = TracedGraph(summary={"scoring_flops_per_token": 7e9})
+    assert 3 * usual < run_jobs.build_score_job(run, ())["limits"]["wall_seconds"] < 5 * usual
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_template_limits_leave_room_for_its_checkpoints(name: str, track: Track) -> None:
+    template_track = create_track(name, track.season)
+    size, uploads, limits = template_track.size, template_track.upload_limits(), template_track.training_limits()
+    assert uploads.file_bytes >= size.optimizer_bytes
+    kept_bytes = template_track.get_checkpoint_sizes().kept
+    assert uploads.lease_bytes >= KEPT_ON_SERVER * size.checkpoint_bytes + kept_bytes
+    assert limits.disk_bytes >= KEPT_ON_NODE * size.checkpoint_bytes + kept_bytes - size.weights_bytes
+    assert limits.memory_bytes >= 2 * size.checkpoint_bytes
+
+
+@pytest.mark.django_db
+def test_night_template_fits_24_hours_from_departure_to_departure(proposed_entry: Entry) -> None:
+    """A night and its score on one card, with an interruption of two hours and the work that it loses: 25 hours."""
+    template_track = create_track("night-h100", proposed_entry.track.season)
+    run = runs.make_run(proposed_entry, template_track)
+    assert Budget.parse(run.budget).amount == template_track.expected_seconds
+    seconds = run_jobs.get_upload_seconds(run)
+    assert seconds is not None
+    sizes = template_track.get_checkpoint_sizes()
+    assert (sizes.milestones, sizes.milestone) == (9, 2 * template_track.size.parameters)
+    assert (sizes.checkpoint, sizes.final) == (template_track.size.checkpoint_bytes, 4 * template_track.size.parameters)
+    lost = math.ceil(seconds / 900) * 900  # a checkpoint every 15 minutes
+    work = scoring_work.compute_scoring_work(run, template_track.suite, 0)
+    score, _ = scoring_work.estimate_scoring_times(template_track, work)
+    uploaded = (sizes.final + 2 * sizes.checkpoint) / 1e8  # at a gigabit: a ladder run's, its own, a download
+    starts = 2 * 300 + 0.01 * template_track.expected_seconds  # with evaluations
+    taken = template_track.expected_seconds + score + uploaded + starts
+    assert taken < 23 * 3600
+    assert taken + 2 * 3600 + lost < 25 * 3600
+
+
+def test_job_needs_the_disk_of_its_dataset(proposed_entry: Entry) -> None:
+    run = runs.make_run(proposed_entry, proposed_entry.track)
+    limits = run.track.training_limits()
+    assert run_jobs.get_needs(run, limits)["needs_disk_bytes"] == limits.disk_bytes
+    for path, size in (("train/00000.bin", 500), ("dev/00000.bin", 70), ("test/00000.bin", 9), ("manifest.json", 2)):
+        blob = storage.store_bytes(bytes(size))
+        SeasonFile.objects.create(season=run.season, kind="dataset", path=path, blob=blob)
+    assert run_jobs.get_needs(run, limits)["needs_disk_bytes"] == limits.disk_bytes + 572
+    needs = run_jobs.get_scoring_needs(run, limits, run.season.get_dataset_bytes("test"))
+    assert needs["needs_disk_bytes"] == limits.disk_bytes + 11
+
+
+def test_resumed_job_gets_new_limits_of_its_track(proposed_entry: Entry, maintainer: User) -> None:
+    (run,) = intake.approve_entry(proposed_entry, proposed_entry.sha, maintainer)
+    track = run.track
+    old_limits = track.upload_limits()
+    assert (run.job.max_file_bytes, run.job.max_lease_bytes) == (old_limits.file_bytes, old_limits.lease_bytes)
+    perform_run_action(run, "hold", maintainer, is_maintainer=True)
+    track.limits = {"file_bytes": 5, "disk_bytes": 7_000_000_000}
+    track.full_clean()
+    track.save()
+    run = Run.objects.get(pk=run.pk)
+    perform_run_action(run, "resume", maintainer, is_maintainer=True)
+    job = Job.objects.get(pk=run.job_id)
+    assert (job.max_file_bytes, job.max_lease_bytes) == (5, old_limits.lease_bytes)
+    assert job.limits["disk_bytes"] == 7_000_000_000

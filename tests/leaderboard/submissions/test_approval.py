@@ -18,7 +18,6 @@ pytestmark = pytest.mark.processes
 def test_approved_entry_gets_run_and_job(proposed_entry: Entry, maintainer: User) -> None:
     (run,) = intake.approve_entry(proposed_entry, proposed_entry.sha, maintainer)
     assert (run.state, run.purpose, run.budget) == ("queued", "entry", "20steps")
-    assert run.job
     assert (run.job.kind, run.job.state, run.job.entry_id) == ("train", "queued", proposed_entry.bundle_id)
     assert run.job.needs_sandbox
     assert run.job.limits["wall_seconds"] == 620
@@ -45,18 +44,11 @@ def test_pushed_commit_is_a_new_unapproved_entry(
     pushed_entry = intake.submit_entry(str(fork.path), "main", "Idea", "gpt", track)
     assert (pushed_entry.sha, pushed_entry.state) == (pushed_sha, "proposed")
     assert pushed_entry.pk != reviewed_entry.pk
-    assert Job.objects.get().entry_id == reviewed_entry.bundle_id != pushed_entry.bundle_id
-
-
-def test_approved_entry_of_maintainer_has_higher_priority(
-    main_repository: Repository, track: Track, maintainer: User
-) -> None:
-    community_entry = intake.submit_entry(str(main_repository.path), "main", "x", "gpt", track)
-    maintainer_entry = intake.submit_entry(
-        str(main_repository.path), "main", "y", "smear", track, requested_by=maintainer
-    )
-    jobs = [intake.approve_entry(entry, entry.sha, maintainer)[0].job for entry in (community_entry, maintainer_entry)]
-    assert [job.priority for job in jobs if job] == [Job.Priority.COMMUNITY, Job.Priority.MAINTAINER]
+    job = Job.objects.get()
+    assert job.entry_id == reviewed_entry.bundle_id != pushed_entry.bundle_id
+    own = intake.submit_entry(str(main_repository.path), "main", "y", "smear", track, requested_by=maintainer)
+    (run,) = intake.approve_entry(own, own.sha, maintainer)
+    assert (job.priority, run.job.priority) == (Job.Priority.COMMUNITY, Job.Priority.MAINTAINER)
 
 
 def test_approved_entry_can_be_withdrawn_but_not_rejected(proposed_entry: Entry, maintainer: User) -> None:
@@ -66,7 +58,6 @@ def test_approved_entry_can_be_withdrawn_but_not_rejected(proposed_entry: Entry,
     intake.withdraw_entry(proposed_entry)
     run.refresh_from_db()
     assert (proposed_entry.state, run.state) == ("withdrawn", "cancelled")
-    assert run.job
     assert run.job.state == Job.State.CANCELLED
 
 

@@ -19,15 +19,6 @@ IDEA = {
 }
 
 
-def test_entry_without_architecture_uses_the_changed_one(
-    main_repository: Repository, track: Track, tmp_path: Path
-) -> None:
-    fork = main_repository.fork(tmp_path / "fork")
-    sha = fork.commit("An idea", IDEA)
-    assert intake.submit_entry(str(fork.path), sha, "My idea", "", track).architecture == "idea"
-    assert intake.submit_entry(str(main_repository.path), "main", "Main", "", track).architecture == "gpt"
-
-
 def test_submitted_commit_becomes_entry_with_files(main_repository: Repository, track: Track, tmp_path: Path) -> None:
     fork = main_repository.fork(tmp_path / "fork")
     sha = fork.commit("An idea", IDEA)
@@ -35,37 +26,25 @@ def test_submitted_commit_becomes_entry_with_files(main_repository: Repository, 
     assert (entry.kind, entry.state, entry.sha, entry.author) == ("architecture", "proposed", sha, "Ada")
     assert entry.base_sha == main_repository.git("rev-parse", "HEAD")
     assert entry.changed_files == ["trainer/models/__init__.py", "trainer/models/idea.py"]
-    assert entry.bundle
     with tarfile.open(fileobj=io.BytesIO(storage.read_blob(entry.bundle))) as tar:
         assert "trainer/models/idea.py" in tar.getnames()
     assert "entered" in Event.objects.about(entry).get().sentence
     assert not entry.runs.exists()
-
-
-def test_commit_submitted_twice_is_one_entry(main_repository: Repository, track: Track) -> None:
-    first = intake.submit_entry(str(main_repository.path), "main", "One", "gpt", track)
-    second = intake.submit_entry(str(main_repository.path), first.sha, "Two", "gpt", track)
-    assert (second.pk, second.title) == (first.pk, "One")
-    assert Event.objects.about(first).count() == 1
-
-
-def test_commit_that_changes_other_files_is_an_open_entry(
-    main_repository: Repository, track: Track, tmp_path: Path
-) -> None:
-    fork = main_repository.fork(tmp_path / "fork")
-    fork.commit("An idea", {**IDEA, "trainer/train.py": "print('faster')\n"})
-    assert intake.submit_entry(str(fork.path), "main", "More", "idea", track).kind == Entry.Kind.OPEN
+    again = intake.submit_entry(str(fork.path), sha, "Two", "", track)
+    assert (again.pk, again.title, Event.objects.about(entry).count()) == (entry.pk, "My idea", 1)
+    assert intake.submit_entry(str(main_repository.path), "main", "Main", "", track).architecture == "gpt"
 
 
 @pytest.mark.parametrize(
     "more",
     [
+        {"trainer/train.py": "print('faster')\n"},
         {"trainer/models/base.py": "import os\n"},
         {"trainer/models/__init__.py": IDEA["trainer/models/__init__.py"] + "\nimport gc\n"},
         {"trainer/models/__init__.py": DICTIONARY.replace("}", '    "idea": f"trainer.models.{print()}",\n}')},
     ],
 )
-def test_commit_that_changes_early_imports_is_an_open_entry(
+def test_commit_that_changes_other_files_is_an_open_entry(
     main_repository: Repository, track: Track, tmp_path: Path, more: dict[str, str]
 ) -> None:
     fork = main_repository.fork(tmp_path / "fork")
@@ -105,17 +84,12 @@ def test_commit_of_unrelated_history_is_an_open_entry(
     ],
 )
 def test_invalid_architectures_dict_is_refused_without_import(
-    main_repository: Repository, track: Track, text: str, sentence: str
+    main_repository: Repository, track: Track, tmp_path: Path, text: str, sentence: str
 ) -> None:
-    main_repository.commit("Broken", {"trainer/models/__init__.py": text})
+    marker_file = tmp_path / "ran"
+    main_repository.commit("Broken", {"trainer/models/__init__.py": f"open({str(marker_file)!r}, 'w')\n{text}"})
     with pytest.raises(IntakeError, match=sentence):
         intake.submit_entry(str(main_repository.path), "main", "x", "gpt", track)
-
-
-def test_submitted_code_is_not_imported(main_repository: Repository, track: Track, tmp_path: Path) -> None:
-    marker_file = tmp_path / "ran"
-    main_repository.commit("Hostile", {"trainer/models/__init__.py": f"open({str(marker_file)!r}, 'w')\n{DICTIONARY}"})
-    intake.submit_entry(str(main_repository.path), "main", "x", "gpt", track)
     assert not marker_file.exists()
 
 
@@ -123,12 +97,10 @@ def test_submitted_code_is_not_imported(main_repository: Repository, track: Trac
     ("config", "sentence"),
     [
         ({"budget": "24h"}, "cannot set 'budget'"),
-        ({"dataset": "/etc"}, "cannot set 'dataset'"),
         ({"train": {"sequence_length": 8}}, "cannot set train.sequence_length"),
         ({"model": 3}, "must be a table"),
         ({"train": {"micro_batch": 8}}, "cannot set train.micro_batch"),
         ({"train": {"batch": "0x8"}}, "train.batch must be a whole number"),
-        ({"train": {"batch": 0}}, "train.batch must be a whole number"),
         ({"train": {"batch": True}}, "train.batch must be a whole number"),
         ({"model": {"x": "y" * 10_000}}, "too long"),
         ({"model": {"depth 2 $(id) #": 1}}, "has an option 'depth 2"),

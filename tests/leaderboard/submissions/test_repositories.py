@@ -3,10 +3,12 @@ from __future__ import annotations
 import io
 import os
 import socket
+import ssl
+import subprocess
 import tarfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -17,7 +19,6 @@ import pytest
 from leaderboard.submissions import repositories
 from leaderboard.submissions.repositories import RepositoryError, UnreachableError
 from tests.leaderboard.conftest import FILES, Repository
-from tests.leaderboard.submissions import certificates
 from tests.support.git_objects import commit_tree, write_object
 from tests.support.waits import WAIT_SECONDS
 
@@ -31,23 +32,13 @@ def fetch_mirror(repository: Repository) -> repositories.Mirror:
     return mirror
 
 
-def test_branch_and_short_sha_resolve_to_full_sha(main_repository: Repository) -> None:
-    sha = main_repository.git("rev-parse", "HEAD")
-    mirror = fetch_mirror(main_repository)
-    assert (
-        mirror.resolve_revision("main")
-        == mirror.resolve_revision("HEAD")
-        == mirror.resolve_revision(sha[:9])
-        == mirror.resolve_revision(sha)
-        == sha
-    )
-
-
-def test_commit_outside_branches_is_fetched_by_sha(main_repository: Repository) -> None:
+def test_branch_short_sha_and_unreferenced_commit_resolve_to_full_sha(main_repository: Repository) -> None:
     first = main_repository.git("rev-parse", "HEAD")
     orphan = main_repository.commit("A pull request's head")
     main_repository.git("reset", "--quiet", "--hard", first)
-    assert fetch_mirror(main_repository).resolve_revision(orphan) == orphan
+    mirror = fetch_mirror(main_repository)
+    assert {mirror.resolve_revision(name) for name in ("main", "HEAD", first[:9], first)} == {first}
+    assert mirror.resolve_revision(orphan) == orphan
 
 
 def test_bundle_has_models_folder_and_reproducible_bytes(main_repository: Repository) -> None:
@@ -60,37 +51,6 @@ def test_bundle_has_models_folder_and_reproducible_bytes(main_repository: Reposi
         contents = {member.name: tar.extractfile(member).read().decode() for member in tar.getmembers()}  # type: ignore[union-attr]
         assert {(member.mtime, member.uid, member.mode) for member in tar.getmembers()} == {(0, 0, 0o644)}
     assert contents == {path: text for path, text in FILES.items() if path.startswith("trainer/models/")}
-
-
-def test_model_file_that_is_a_link_is_refused(main_repository: Repository) -> None:
-    (main_repository.path / "trainer/models/secret.py").symlink_to("/etc/passwd")
-    sha = main_repository.commit("A link")
-    with pytest.raises(RepositoryError, match=r"secret\.py is a link"):
-        fetch_mirror(main_repository).read_model_files(sha)
-
-
-def test_submodule_is_refused(main_repository: Repository) -> None:
-    main_repository.git("update-index", "--add", "--cacheinfo", f"160000,{'1' * 40},trainer/models/vendor")
-    main_repository.git("commit", "--quiet", "-m", "A submodule")
-    with pytest.raises(RepositoryError, match="vendor is a submodule"):
-        fetch_mirror(main_repository).read_model_files(main_repository.git("rev-parse", "HEAD"))
-
-
-def test_binary_model_file_is_refused(main_repository: Repository) -> None:
-    for contents in (b"\x7fELF\x00\x01", b"\xff\xfe not utf-8", "# é".encode("latin-1")):
-        sha = main_repository.commit("A binary", {"trainer/models/kernel.so": contents})
-        with pytest.raises(RepositoryError, match=r"kernel\.so is not a text file"):
-            fetch_mirror(main_repository).read_model_files(sha)
-
-
-def test_changed_files_are_listed_from_merge_base(main_repository: Repository, tmp_path: Path) -> None:
-    fork = main_repository.fork(tmp_path / "fork")
-    start = main_repository.git("rev-parse", "HEAD")
-    main_repository.commit("main goes on", {"README.md": "Faster.\n"})
-    sha = fork.commit("An idea", {"trainer/models/idea.py": "x = 1\n"})
-    mirror = fetch_mirror(fork)
-    assert mirror.find_merge_base(sha) == start
-    assert mirror.list_changed_files(sha, start) == ["trainer/models/idea.py"]
 
 
 def test_hooks_and_filters_of_repository_do_not_run(main_repository: Repository, tmp_path: Path) -> None:
@@ -110,38 +70,21 @@ def test_hooks_and_filters_of_repository_do_not_run(main_repository: Repository,
     assert not marker_file.exists()
 
 
-@pytest.mark.parametrize(
-    "address",
-    [
-        "",
-        "--upload-pack=touch /tmp/pwned",
-        "ext::sh -c touch% /tmp/pwned",
-        "fd::17",
-        "http://example.org/x.git",
-        "git://example.org/x.git",
-        "https://user:secret@example.org/x.git",
-        "https://token@example.org/x.git",
-        "https:///x.git",
-        "ssh://-oProxyCommand=x/y",
-        "/no/such/folder",
-        "https://example.org/a\nb",
-        "x" * 401,
-    ],
-)
+COMMANDS = ("--upload-pack=touch /tmp/pwned", "ext::sh -c touch% /tmp/pwned", "fd::17", "ssh://-oProxyCommand=x/y")
+CREDENTIALS = ("https://user:secret@example.org/x.git", "https://token@example.org/x.git")
+SCHEMES = ("http://example.org/x.git", "git://example.org/x.git", "https:///x.git", "/no/such/folder")
+
+
+@pytest.mark.parametrize("address", [*COMMANDS, *CREDENTIALS, *SCHEMES, "", "https://example.org/a\nb", "x" * 401])
 def test_invalid_repository_address_is_refused(address: str) -> None:
     with pytest.raises(RepositoryError):
         repositories.normalize_address(address)
 
 
-@pytest.mark.parametrize(
-    "address", ["/etc", "file:///etc", "https://localhost/x", "https://127.0.0.1/x", "git@a.org:b"]
-)
-def test_private_repository_address_is_refused(address: str) -> None:
+@pytest.mark.parametrize("address", ["/etc", "file:///etc", "https://127.0.0.1/x", "git@a.org:b"])
+def test_private_repository_address_is_refused(main_repository: Repository, address: str) -> None:
     with pytest.raises(RepositoryError):
         repositories.check_public(address)
-
-
-def test_main_repository_address_is_allowed(main_repository: Repository) -> None:
     repositories.check_public(str(main_repository.path))
 
 
@@ -164,30 +107,6 @@ def test_fetch_connects_to_the_address_that_was_checked(site: Any, monkeypatch: 
 
 def fetch_without_success(mirror: repositories.Mirror) -> None:
     with pytest.raises(RepositoryError):
-        mirror.fetch()
-
-
-def test_fetch_from_internal_host_is_refused(site: Any) -> None:
-    with pytest.raises(RepositoryError, match="not on the public internet"):
-        repositories.open_mirror("https://127.0.0.1/a/b.git").fetch()
-
-
-def test_fetch_from_unknown_host_may_be_retried(site: Any) -> None:
-    with pytest.raises(repositories.UnreachableError, match="is not known"):
-        repositories.open_mirror("https://repositories.invalid/a/b.git").fetch()
-
-
-def test_fetch_from_silent_repository_times_out(
-    main_repository: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fake_git = tmp_path / "bin" / "git"
-    fake_git.parent.mkdir()
-    fake_git.write_text("#!/bin/sh\nexec sleep 30\n")
-    fake_git.chmod(0o755)
-    mirror = fetch_mirror(main_repository)
-    monkeypatch.setenv("PATH", f"{fake_git.parent}:{os.environ['PATH']}")
-    monkeypatch.setattr(repositories, "FETCH_SECONDS", 0.2)
-    with pytest.raises(RepositoryError, match="did not answer within 0 seconds"):
         mirror.fetch()
 
 
@@ -235,20 +154,7 @@ def test_tree_of_ten_billion_files_is_refused_within_limits(
         assert not isinstance(caught.value, UnreachableError)
 
 
-def test_git_is_limited_in_memory_and_file_size(
-    main_repository: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    mirror = fetch_mirror(main_repository)
-    fake_git = tmp_path / "bin" / "git"
-    fake_git.parent.mkdir()
-    fake_git.write_text("#!/bin/sh\nulimit -f; ulimit -d\n")
-    fake_git.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{fake_git.parent}:{os.environ['PATH']}")
-    assert mirror.run_git("show").split() == [b"4194304", b"524288"]
-    assert mirror.run_git("fetch", "--", mirror.url).split() == [b"4194304", b"1048576"]
-
-
-@pytest.mark.parametrize("zone", ["+051800", "-7", "UTC", "+99999"])
+@pytest.mark.parametrize("zone", ["+051800", "UTC"])
 def test_commit_with_invalid_time_zone_in_history_is_accepted(main_repository: Repository, zone: str) -> None:
     tree, parent = main_repository.git("rev-parse", "HEAD^{tree}"), main_repository.git("rev-parse", "HEAD")
     who = f"Ada <ada@example.org> 1500000000 {zone}"
@@ -262,30 +168,15 @@ def test_commit_with_invalid_time_zone_in_history_is_accepted(main_repository: R
     assert mirror.list_changed_files(sha, odd) == ["trainer/models/idea.py"]
 
 
-def test_tree_with_padded_modes_is_accepted(main_repository: Repository) -> None:
-    models = bytes.fromhex(main_repository.git("rev-parse", "HEAD:trainer/models"))
-    trainer = write_object(main_repository, "tree", b"040000 models\0" + models)
-    sha = commit_tree(
-        main_repository, write_object(main_repository, "tree", b"040000 trainer\0" + bytes.fromhex(trainer))
-    )
-    assert len(fetch_mirror(main_repository).list_model_files(sha)) == 3
-
-
-def fetch_commit(mirror: repositories.Mirror, sha: str) -> None:
-    mirror.fetch()
-    mirror.resolve_revision(sha)
-
-
 @pytest.mark.parametrize("is_on_branch", [True, False])
 def test_tree_with_two_files_of_one_name_is_refused_for_good(main_repository: Repository, is_on_branch: bool) -> None:
-    mirror = fetch_mirror(main_repository)
     first = main_repository.git("rev-parse", "HEAD")
     blob = bytes.fromhex(main_repository.git("rev-parse", "HEAD:README.md"))
     sha = commit_tree(main_repository, write_object(main_repository, "tree", 2 * (b"100644 README.md\0" + blob)))
     if not is_on_branch:
         main_repository.git("update-ref", "refs/heads/main", first)
     with pytest.raises(RepositoryError, match="duplicateEntries") as caught:
-        fetch_commit(mirror, sha)
+        fetch_mirror(main_repository).resolve_revision(sha)
     assert not isinstance(caught.value, UnreachableError)
 
 
@@ -354,7 +245,24 @@ def serve_repository(repository: Repository, folder: Path, locations: dict[str, 
     server = ThreadingHTTPServer(
         ("127.0.0.1", 0), lambda *arguments: Handler(*arguments, directory=str(folder / "served"))
     )
-    server.socket = certificates.build_context(folder, HOST).wrap_socket(server.socket, server_side=True)
+    key, certificate = folder / "key.pem", folder / "certificate.pem"
+    command = [
+        "openssl",
+        "req",
+        "-x509",
+        "-newkey",
+        "ec",
+        "-pkeyopt",
+        "ec_paramgen_curve:P-256",
+        "-nodes",
+        "-days",
+        "1",
+    ]
+    command += ["-keyout", str(key), "-out", str(certificate), "-subj", f"/CN={HOST}"]
+    subprocess.run([*command, "-addext", f"subjectAltName=DNS:{HOST}"], check=True, capture_output=True)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    server.socket = context.wrap_socket(server.socket, server_side=True)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
         yield f"https://{HOST}:{server.server_address[1]}"
@@ -396,12 +304,62 @@ def test_redirect_to_another_host_is_not_followed(main_repository: Repository, t
             internal.accept()
 
 
-# --- text -------------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("path", "contents", "problem"),
+    [
+        ("kernel.so", b"\x7fELF\x00\x01", r"kernel\.so is not a text file"),
+        ("kernel.so", b"\xff\xfe not utf-8", r"kernel\.so is not a text file"),
+        # a line of code in UTF-7, a comment for everyone else
+        ("gpt.py", b"# coding: utf-7\n# +AAo-import os\n", r"gpt\.py declares an? "),
+        ("gpt.py", b"# coding: nonsense\n", r"gpt\.py declares an? "),
+        ("secret.py", None, r"secret\.py is a link"),
+        ("vendor", None, r"vendor is a submodule"),
+    ],
+)
+def test_model_file_that_cannot_be_reviewed_is_refused(
+    main_repository: Repository, path: str, contents: bytes | None, problem: str
+) -> None:
+    name = f"trainer/models/{path}"
+    if contents is not None:
+        main_repository.write({name: contents})
+    elif path == "vendor":
+        main_repository.git("update-index", "--add", "--cacheinfo", f"160000,{'1' * 40},{name}")
+    else:
+        (main_repository.path / name).symlink_to("/etc/passwd")
+    if path != "vendor":
+        main_repository.git("add", "--all")
+    main_repository.git("commit", "--quiet", "-m", "Odd")
+    with pytest.raises(RepositoryError, match=problem):
+        fetch_mirror(main_repository).read_model_files(main_repository.git("rev-parse", "HEAD"))
 
 
-@pytest.mark.parametrize("encoding", ["utf-7", "latin-1", "nonsense"])
-def test_source_that_declares_another_encoding_is_refused(main_repository: Repository, encoding: str) -> None:
-    source = f"# coding: {encoding}\n# +AAo-import os\n"  # a line of code in UTF-7, a comment for everyone else
-    sha = main_repository.commit("Hidden", {"trainer/models/gpt.py": source})
-    with pytest.raises(RepositoryError, match=r"gpt\.py declares an? "):
-        fetch_mirror(main_repository).read_model_files(sha)
+@pytest.fixture
+def replace_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Return a function that replaces git by a shell script."""
+
+    def replace(script: str) -> None:
+        (tmp_path / "bin").mkdir()
+        (tmp_path / "bin" / "git").write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / "bin" / "git").chmod(0o755)
+        monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+
+    return replace
+
+
+def test_fetch_from_silent_repository_times_out(
+    main_repository: Repository, monkeypatch: pytest.MonkeyPatch, replace_git: Callable[[str], None]
+) -> None:
+    mirror = fetch_mirror(main_repository)
+    replace_git("exec sleep 30")
+    monkeypatch.setattr(repositories, "FETCH_SECONDS", 0.2)
+    with pytest.raises(RepositoryError, match="did not answer within 0 seconds"):
+        mirror.fetch()
+
+
+def test_git_is_limited_in_memory_and_file_size(
+    main_repository: Repository, replace_git: Callable[[str], None]
+) -> None:
+    mirror = fetch_mirror(main_repository)
+    replace_git("ulimit -f; ulimit -d")
+    assert mirror.run_git("show").split() == [b"4194304", b"524288"]
+    assert mirror.run_git("fetch", "--", mirror.url).split() == [b"4194304", b"1048576"]

@@ -66,10 +66,6 @@ def test_parsed_diff_of_any_text_raises_no_error(text: str) -> None:
         assert all(diffs.escape_hidden(line.text) == line.visible_text for line in file.lines())
 
 
-def test_hidden_characters_are_escaped() -> None:
-    assert diffs.escape_hidden("a\u202eb\u200b\x1b\ttab é") == "a⟨U+202E⟩b⟨U+200B⟩⟨U+001B⟩\ttab é"
-
-
 # --- code flags ------------------------------------------------------------------------------------------------------
 
 
@@ -87,11 +83,7 @@ def test_hidden_characters_are_escaped() -> None:
         ("eval('1')", "code", "eval"),
         ("import os; os.environ['A']", "surroundings", "os.environ"),
         ("x = ().__class__.__subclasses__()", "surroundings", "__subclasses__"),
-        (
-            "import torch.nn.functional as F; F.cross_entropy = None",
-            "others",
-            "torch.nn.functional.cross_entropy is set",
-        ),
+        ("import torch.nn as n; n.Linear = None", "others", "torch.nn.Linear is set"),
         ("import torch; setattr(torch, 'x', 1)", "others", "setattr of torch"),
         (f"x = '{'a1' * 600}'", "hidden", "a string of 1,200 characters without words"),
         ("import unknown_package", "import", "unknown_package"),
@@ -100,9 +92,8 @@ def test_hidden_characters_are_escaped() -> None:
     ],
 )
 def test_suspicious_line_is_flagged(line: str, kind: str, subject: str) -> None:
-    assert (kind, subject) in {
-        (flag.kind, flag.what) for flag in code_flags.find_flags("a.py", line, "", frozenset({1}))
-    }
+    flags = code_flags.find_flags("a.py", line, "", frozenset({1}))
+    assert (kind, subject) in {(flag.kind, flag.what) for flag in flags}
 
 
 @pytest.mark.parametrize(
@@ -163,19 +154,12 @@ def test_notebook_outputs_are_text_or_valid_images() -> None:
 
 
 def test_notebook_shell_lines_and_magics_are_flagged() -> None:
-    first, second = notebook_cells.parse_cells(
-        build_notebook(build_code_cell("if x:\n    !curl evil\nimport socket"), build_code_cell("%%bash\nls"))
-    )
+    sources = ("if x:\n    !curl evil\nimport socket", "%%bash\nls", "%%bash\ud800\u202e")
+    first, second, third = notebook_cells.parse_cells(build_notebook(*map(build_code_cell, sources)))
     assert [(flag.line, flag.kind) for flag in first.flags] == [(2, "process"), (3, "network")]
     assert [flag.what for flag in second.flags] == ["the magic %%bash"]
-
-
-def test_hidden_characters_of_shell_lines_are_escaped_in_flags() -> None:
-    cells = [build_code_cell("!echo \ud800\u202e"), build_code_cell("%%bash\u202e")]
-    for cell in notebook_cells.parse_cells(build_notebook(*cells)):
-        (flag,) = cell.flags
-        assert "⟨U+202E⟩" in flag.what
-        assert "\ud800" not in flag.what
+    assert "⟨U+202E⟩" in third.flags[0].what
+    assert "\ud800" not in third.flags[0].what
 
 
 @pytest.mark.parametrize("contents", [b"", b"{}", b"[1]", b'{"nbformat": 3, "cells": []}', b"\xff", b"[" * 100_000])
@@ -203,15 +187,9 @@ def test_notebook_with_any_cells_raises_no_other_error(cells: list[object]) -> N
 
 def test_entry_review_lists_executed_files_first_with_flags(main_repository: Repository, track: Track) -> None:
     main_repository.git("checkout", "--quiet", "-b", "idea")
-    main_repository.commit(
-        "Idea",
-        {
-            "trainer/models/gpt.py": "import socket\n",
-            "trainer/train.py": "import os\n",
-            "a.txt": "x\u202e",
-            "notebooks/n.ipynb": build_notebook(build_code_cell("!ls")),
-        },
-    )
+    files: dict[str, str | bytes] = {"trainer/models/gpt.py": "import socket\n", "trainer/train.py": "import os\n"}
+    files |= {"a.txt": "x\u202e", "notebooks/n.ipynb": build_notebook(build_code_cell("!ls"))}
+    main_repository.commit("Idea", files)
     entry = intake.submit_entry(str(main_repository.path), "idea", "Idea", "gpt", track)
     review = vetting.review_entry(entry)
     reviewed_files = [(reviewed.file.path, reviewed.is_open) for reviewed in review.files]

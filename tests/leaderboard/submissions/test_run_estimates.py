@@ -54,13 +54,11 @@ def test_estimated_tokens_follow_from_budget(
 ) -> None:
     smoke_tested_entry.track.budget, smoke_tested_entry.track.needs_labels = budget, labels
     estimate = run_estimates.estimate_run(smoke_tested_entry)
-    assert estimate is not None
     assert estimate.tokens == (pytest.approx(tokens) if tokens else None)
 
 
 def test_estimated_end_follows_from_queue(smoke_tested_entry: Entry, capable_node: Node, maintainer: User) -> None:
     estimate = run_estimates.estimate_run(smoke_tested_entry)
-    assert estimate is not None
     assert estimate.begins_at is not None
     assert estimate.ends_at == estimate.begins_at + timedelta(seconds=smoke_tested_entry.track.expected_seconds)
     assert not Run.objects.exists(), "the estimate creates no run"
@@ -70,7 +68,6 @@ def test_estimated_end_follows_from_queue(smoke_tested_entry: Entry, capable_nod
     )
     intake.approve_entry(smoke_tested_entry, smoke_tested_entry.sha, maintainer)
     queued_estimate = run_estimates.estimate_run(smoke_tested_entry)
-    assert queued_estimate is not None
     assert (queued_estimate.seconds, queued_estimate.ends_at is None) == (estimate.seconds, False)
     assert queued_estimate.to_dict()["ends_at"] is not None
 

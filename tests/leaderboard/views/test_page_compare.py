@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
+from random import Random
 from typing import Any
 
 import pytest
@@ -11,7 +13,10 @@ from django.test import Client
 
 from leaderboard import comparison
 from leaderboard.models import Entry, Run, Score, Track
+from leaderboard.rankings import paired_comparison
 from leaderboard.rankings.standings_store import load_standings, recompute_standings
+from scheduler import storage
+from scheduler.models import JobFile
 from tests.leaderboard.views.test_page_board import extract_text
 from tests.support import boards, scene
 
@@ -34,9 +39,16 @@ def build_compare_url(runs: list[Run]) -> str:
 def test_compare_page_shows_ranking_with_compute_needed(
     client: Client, board_entries: tuple[Track, dict[str, Entry]]
 ) -> None:
-    runs = list_full_runs(board_entries[1], "Level", "Worse", "Better", "baseline")
+    track, entries = board_entries
+    fields = {"season": track.season, "budget": "60s", "expected_seconds": 60.0}
+    other_track = Track.objects.create(slug="other", name="Other", **fields)
+    other_run = scene.create_run(scene.create_entry(other_track, "Far"), state=Run.State.FINISHED, bits_per_byte=1.0)
+    runs = [*list_full_runs(entries, "Level", "Worse", "Better", "baseline"), other_run]
 
     page = extract_text(client.get(build_compare_url(runs)).content)
+
+    assert "Runs of other tracks have other budgets" in page
+    assert "Far is" not in page
 
     assert re.search(r"Better is ahead of Level \(which needs \d+(\.\d)? % more compute to get as far\), main", page)
     assert "Level is ahead of Worse" in page
@@ -46,12 +58,11 @@ def test_compare_page_shows_ranking_with_compute_needed(
 def test_compared_pairs_match_the_board(board_entries: tuple[Track, dict[str, Entry]]) -> None:
     track, entries = board_entries
     table = load_standings(track)
-    pairs = comparison.compare_pairs(list_full_runs(entries, "Better", "Level", "Worse", "baseline"))
-    assert pairs
+    runs = list_full_runs(entries, "Better", "Level", "Worse", "baseline")
+    pairs = comparison.compare_pairs(runs)
     index_by_entry = {entry: i for i, (entry, _) in enumerate(pairs.entries)}
     for entry in (entries[title].pk for title in ("Better", "Level", "Worse")):
         row = table.get_row(entry)
-        assert row
         tied = set(row.ties) & index_by_entry.keys()
         cells = {
             other: pairs.rows[index_by_entry[entry]][index_by_entry[other]]
@@ -60,9 +71,15 @@ def test_compared_pairs_match_the_board(board_entries: tuple[Track, dict[str, En
         }
         assert {other for other, cell in cells.items() if cell and cell.verdict == "tied"} == tied
         baseline_cell = cells[entries["baseline"].pk]
-        assert baseline_cell
-        assert baseline_cell.ratio
         assert (baseline_cell.ratio.cm, baseline_cell.ratio.low) == (row.multiplier, row.multiplier_low)
+    Entry.objects.filter(pk=entries["Better"].pk).update(title="@everyone [x](y)")
+    runs = list_full_runs(entries, "Better", "Worse")
+    recompute_standings(track)
+    pairs = comparison.compare_pairs(runs)
+    assert pairs
+    text = comparison.write_markdown(runs, [], pairs, [], "address")
+    assert "is ahead of" in text
+    assert not re.search(r"@everyone|\[x\]\(y\)", text)
 
 
 @pytest.mark.parametrize("query", ["", "?runs=", "?runs=abc,-1", "?runs=999999", "?runs=99999999999999999999999"])
@@ -88,22 +105,8 @@ def test_compare_markdown_escapes_titles_in_table(client: Client) -> None:
     assert f"/compare/?runs={first.pk},{second.pk}" in text
 
 
-def test_compare_markdown_escapes_titles_in_sentences(board_entries: tuple[Track, dict[str, Entry]]) -> None:
-    track, entries = board_entries
-    Entry.objects.filter(pk=entries["Better"].pk).update(title="@everyone [x](y)")
-    runs = list_full_runs(entries, "Better", "Worse")
-    recompute_standings(track)
-    found = comparison.compare_pairs(runs)
-    assert found is not None
-    text = comparison.write_markdown(runs, [], found, [], "address")
-    assert "is ahead of" in text
-    assert "@everyone" not in text
-    assert "[x](y)" not in text
-
-
 @pytest.mark.parametrize(
-    "config",
-    [{"dataset": "x"}, {"parameters": {"total": "abc"}}, {"parameters": 3}, {"a": [{"name": []}]}],
+    "config", [{"dataset": "x"}, {"parameters": {"total": "abc"}}, {"parameters": 3}, {"a": [{"name": []}]}]
 )
 def test_pages_of_run_with_malformed_record_open(client: Client, config: dict[str, Any]) -> None:
     track = scene.create_track()
@@ -112,34 +115,62 @@ def test_pages_of_run_with_malformed_record_open(client: Client, config: dict[st
     assert client.get(build_compare_url(runs)).status_code == 200
 
 
-def test_compare_page_does_not_compare_runs_of_other_tracks(
-    client: Client, board_entries: tuple[Track, dict[str, Entry]]
-) -> None:
-    other_track = Track.objects.create(
-        slug="other", name="Other", season=board_entries[0].season, budget="60s", expected_seconds=60.0
-    )
-    other_run = scene.create_run(scene.create_entry(other_track, "Far"), state=Run.State.FINISHED, bits_per_byte=1.0)
-    runs = [*list_full_runs(board_entries[1], "Better", "Level"), other_run]
-
-    page = extract_text(client.get(build_compare_url(runs)).content)
-
-    assert "Better is ahead of Level" in page
-    assert "Runs of other tracks have other budgets" in page
-    assert "Far is" not in page
+def create_scored_run(entry: Entry, seed: int, content: bytes | None) -> Run:
+    run = scene.create_run(entry, seed=seed, state=Run.State.FINISHED, bits_per_byte=2.0)
+    run.score_job = scene.create_job(run)
+    run.save()
+    Score.objects.create(run=run, name="bits_per_byte", value=2.0, stderr=0.01)
+    if content is not None:
+        JobFile.objects.create(job=run.score_job, path=paired_comparison.ITEMS, blob=storage.store_bytes(content))
+    return run
 
 
-def test_compare_curves_with_infinite_value_are_plain_json(client: Client) -> None:
-    run = scene.create_night_board()["train"]
-    last = run.points.filter(series="train").order_by("step").last()
-    assert last is not None
-    run.points.filter(pk=last.pk).update(gradient_norm=float("inf"))
+def build_items(worse: float, seed: int, documents: int = 60) -> bytes:
+    """Return documents of many sizes, each with `worse` times its bits and some noise of the run."""
+    rng, items = Random(seed), []
+    for i in range(documents):
+        size = Random(i).randint(200, 4000)
+        bits = size * 2 * (1 + Random(i).gauss(0, 0.2)) * worse * (1 + rng.gauss(0, 0.002))
+        items.append({"task": "bits_per_byte", "item": i, "bits": bits, "bytes": size})
+    return gzip.compress("\n".join(json.dumps(item) for item in items).encode())
 
-    response = client.get(f"/compare/curves.json?runs={run.pk}")
 
-    curves = json.loads(response.content, parse_constant=pytest.fail)
-    train = curves["curves"][str(run.pk)]["train"]
-    assert response.status_code == 200
-    assert train["step"][-1] == last.step
-    assert train["gradient_norm"][-1] is None
-    assert len(train["gradient_norm"]) == len(train["step"]) == len(train["smooth"]) > 100
-    assert (curves["live"], curves["wait"]) == ([run.pk], 1.5)
+@pytest.fixture
+def entry(site: Any) -> Entry:
+    return scene.create_entry(scene.create_track(), "main")
+
+
+def test_paired_comparison_of_same_documents_finds_small_difference(client: Client, entry: Entry) -> None:
+    runs = [
+        create_scored_run(entry, 1, build_items(1.0, 1)),
+        create_scored_run(entry, 2, build_items(1.01, 2)),
+        create_scored_run(entry, 3, build_items(1.0, 3)),
+    ]
+
+    worse, same = paired_comparison.compare_with_first(runs)
+
+    (difference,) = worse.significant
+    assert difference.low > 0
+    assert same.significant == []
+    address = f"/compare/?runs={','.join(str(run.pk) for run in runs)}"
+    assert "item by item" in extract_text(client.get(address).content)
+    assert "1 of 1 differ by more than chance" in extract_text(client.get(f"{address}&paired=1").content)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "left no answers to single items"),
+        (b"no archive", "does not hold the items"),
+        (gzip.compress(b'{"task": "bits_per_byte", "item": 0}', mtime=0), "does not hold the items"),
+        (gzip.compress(b'{"task": "other", "item": 0, "acc": 1}', mtime=0), "no item in common"),
+        (gzip.compress(b" " * (8 * paired_comparison.MAX_BYTES + 1), mtime=0), "unpacks to more"),
+    ],
+)
+def test_paired_comparison_of_invalid_items_gives_problem(entry: Entry, content: bytes | None, message: str) -> None:
+    first, second = create_scored_run(entry, 1, build_items(1.0, 1)), create_scored_run(entry, 2, content)
+
+    (comparison,) = paired_comparison.compare_with_first([first, second])
+
+    assert message in comparison.problem
+    assert comparison.differences == []

@@ -11,7 +11,7 @@ from django.contrib.auth.models import User
 from django.test import Client
 from django.urls import reverse
 
-from leaderboard.models import Entry, Run, TracedGraph, Track
+from leaderboard.models import Run, TracedGraph, Track
 from leaderboard.submissions import intake
 from scheduler import storage
 from scheduler.models import JobFile
@@ -74,16 +74,8 @@ def test_entry_page_shows_changed_constant_of_evaluation_graph(client: Client) -
     graph, reference = (store_graph(entries[name]) for name in ("Better", "baseline"))
     graph.baseline_graph = reference
     graph.save()
-    graphs = [
-        {
-            "features": {
-                "inputs": [],
-                "calls": [{"operator": "aten::mul.Tensor", "arguments": ["%tokens", value]}],
-                "outputs": ["%0"],
-            }
-        }
-        for value in (0.5, 0.25)
-    ]
+    calls = [{"operator": "aten::mul.Tensor", "arguments": ["%tokens", value]} for value in (0.5, 0.25)]
+    graphs = [{"features": {"inputs": [], "calls": [call], "outputs": ["%0"]}} for call in calls]
     store_graph_files(reference, init={}, train=graphs[0], eval=graphs[0])
     store_graph_files(graph, init={}, train=graphs[0], eval=graphs[1])
     page = extract_text(client.get(entries["Better"].get_absolute_url()).content)
@@ -100,17 +92,11 @@ def test_entry_page_shows_changed_constant_of_evaluation_graph(client: Client) -
     assert review.count("= aten::mul.Tensor(%tokens, 0.25)") == 2
 
 
-@pytest.fixture
-def submitted_entry(main_repository: Repository, site: Any, track: Track) -> Entry:
+def test_entry_page_shows_escaped_diff_to_everyone(client: Client, main_repository: Repository, track: Track) -> None:
     main_repository.git("checkout", "--quiet", "-b", "idea")
-    sha = main_repository.commit(
-        "An idea",
-        {"trainer/models/smear.py": "class Model:\n    keys = '<b>two</b>\u202e'\n", "README.md": "Another train.\n"},
-    )
-    return intake.submit_entry(str(main_repository.path), sha, "An idea", "smear", track)
-
-
-def test_entry_page_shows_escaped_diff_to_everyone(client: Client, submitted_entry: Entry) -> None:
+    model = "class Model:\n    keys = '<b>two</b>\u202e'\n"
+    sha = main_repository.commit("An idea", {"trainer/models/smear.py": model, "README.md": "Another train.\n"})
+    submitted_entry = intake.submit_entry(str(main_repository.path), sha, "An idea", "smear", track)
     response = client.get(submitted_entry.get_absolute_url())
     page = extract_text(response.content)
 

@@ -7,7 +7,7 @@ import json
 import pytest
 from django.test import Client
 
-from leaderboard import reproduction
+from leaderboard import run_logs
 from leaderboard.models import CurvePoint, Run, Sample
 from scheduler.models import LogChunk
 from tests.leaderboard.views.test_page_board import extract_text
@@ -39,37 +39,15 @@ def test_run_page_of_look_ahead_model_shows_correction(client: Client) -> None:
 
 @pytest.mark.parametrize("state", Run.State.values)
 def test_run_page_of_each_state_shows_it(client: Client, state: str) -> None:
-    run = scene.create_run(scene.create_entry(scene.create_track(), "main"), state=state)
+    entry = scene.create_entry(scene.create_track(), "main", repository="/srv/secret/place")
+    run = scene.create_run(entry, state=state)
 
     response = client.get(run.get_absolute_url())
 
     assert response.status_code == 200
     assert f"is-{state}" in response.content.decode()
-
-
-def test_run_page_shows_complete_reproduction_commands(client: Client) -> None:
-    track = scene.create_track(config={"model": {"depth": 4}, "train": {"batch": 8}})
-    run = scene.create_run(scene.create_entry(track, "Smear", "smear", config={"model": {"depth": 6}}), seed=5)
-
-    page = extract_text(client.get(run.get_absolute_url()).content).replace(" \\", "")
-
-    assert f"git checkout {scene.SHA}" in page
-    for flag in (
-        "--arch smear",
-        "--budget 180s",
-        "--seed 5",
-        "--tokenizer bpe:8192",
-        "--model.depth 6",
-        "--train.batch 8",
-    ):
-        assert flag in page
-
-
-def test_run_page_hides_server_folder_of_repository(client: Client) -> None:
-    run = scene.create_run(scene.create_entry(scene.create_track(), "main", repository="/srv/secret/place"))
-
-    assert b"/srv/secret" not in client.get(run.get_absolute_url()).content
-    assert b"/srv/secret" not in client.get(run.entry.get_absolute_url()).content
+    assert b"/srv/secret" not in response.content
+    assert b"/srv/secret" not in client.get(entry.get_absolute_url()).content
 
 
 def test_run_page_escapes_samples_and_log(client: Client) -> None:
@@ -88,24 +66,39 @@ def test_run_page_escapes_samples_and_log(client: Client) -> None:
         assert "&lt;img src=x&gt; done" in text
         assert "10 %" not in text
     assert "\x1b" not in page
-
-
-def test_run_page_with_infinite_loss_opens(client: Client) -> None:
-    night = scene.create_night_board()
-    CurvePoint.objects.create(
-        run=night["train"], series="train", step=9999, tokens=1, flops=1, seconds=1, loss=float("inf")
-    )
-
+    point = {"step": 9999, "tokens": 1, "flops": 1, "seconds": 1, "loss": float("inf")}
+    CurvePoint.objects.create(run=night["train"], series="train", **point)
     assert client.get(night["train"].get_absolute_url()).status_code == 200
-    response = client.get(f"/runs/{night['train'].pk}/live.json")
-    json.loads(response.content, parse_constant=pytest.fail)
+    json.loads(client.get(f"/runs/{night['train'].pk}/live.json").content, parse_constant=pytest.fail)
 
 
-def test_command_to_reproduce_quotes_names_of_options(client: Client) -> None:
-    config = {"model": {"depth 2 $(id) #": 1}}  # as of an entry from before such names were refused
-    run = scene.create_run(scene.create_entry(scene.create_track(), "main", config=config))
-    assert "'--model.depth 2 $(id) #' 1" in reproduction.write_commands(run)
+@pytest.fixture
+def run() -> Run:
+    """A run whose log chunks start and end within lines."""
+    training_run = scene.create_training_run(scene.create_entry(scene.create_track(), "main"), 5)
+    lease = scene.create_lease(training_run, scene.create_node())
+    text = "".join(f"step {step} loss {9 - step / 100}\n" for step in range(1, 601)) + "Gradient norm is NaN\nthe end"
+    for offset in range(0, len(text), 1000):
+        LogChunk.objects.create(lease=lease, offset=offset, text=text[offset : offset + 1000])
+    return training_run
 
 
-def test_file_of_a_run_with_impossible_number_is_not_found(client: Client) -> None:
-    assert client.get(f"/runs/{10**20}/parts/1/x").status_code == 404
+def test_run_log_search_text_is_escaped_and_literal(client: Client, run: Run) -> None:
+    page = client.get(f"{run.get_absolute_url()}?find=<b>.*").content.decode()
+
+    assert "No line has “&lt;b&gt;.*”" in page
+    assert "<b>.*" not in page
+
+
+def test_run_log_search_on_page_and_in_live_json_is_equal(client: Client, run: Run) -> None:
+    page = client.get(f"{run.get_absolute_url()}?find=NaN").content.decode()
+    live = client.get(f"/runs/{run.pk}/live.json?find=NaN").json()["parts"]["log"]
+
+    for text in (page, live):
+        assert "<mark>NaN</mark>" in text
+        assert "1 line with" in text
+    assert f"/runs/{run.pk}/live.json?find=NaN" in page
+
+
+def test_run_log_applies_carriage_returns() -> None:
+    assert list(run_logs.iterate_lines(["10 %\r20", " %\r\x1b[31m30 %\x1b[0m\r\nnext\x07\r", "\n"])) == ["30 %", "next"]

@@ -6,17 +6,14 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from django.core.cache import cache, caches
 
 from leaderboard.models import Run, Track
 from tests.leaderboard.conftest import Repository
-from tests.support import oidc_issuer
 from tests.support.clean_environment import build_clean_environment
 from tests.support.oidc_issuer import Issuer
 from tests.support.paths import REPOSITORY
@@ -25,18 +22,6 @@ from tests.support.waits import WAIT_SECONDS
 pytestmark = pytest.mark.processes
 
 ACTION = REPOSITORY / ".github" / "actions" / "train"
-
-
-@pytest.fixture
-def oidc_server(settings: Any) -> Iterator[Issuer]:
-    cache.clear()
-    caches["github"].clear()
-    with oidc_issuer.run_oidc_server() as server:
-        settings.GITHUB_OIDC_ISSUER = server.url
-        settings.GITHUB_REPOSITORY = "trains/daily"
-        settings.GITHUB_OIDC_REPOSITORIES = []
-        yield server
-    caches["github"].clear()
 
 
 @pytest.fixture

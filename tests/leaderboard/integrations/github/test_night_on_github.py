@@ -7,12 +7,10 @@ from typing import Any
 import pytest
 
 from leaderboard import events, outbox
-from leaderboard.integrations.github import commit_status
 from leaderboard.models import Night, OutboxMessage, Track
 from leaderboard.run_states import RunEvent, apply_event
 from scheduler.models import Node
 from tests.leaderboard.conftest import Repository, finish_run
-from tests.support import github_server
 from tests.support.github_server import GitHub
 from tests.support.nights import MONDAY, TUESDAY, start_night
 
@@ -45,7 +43,6 @@ def test_nightly_run_updates_one_check_of_its_commit(
     connected_github: GitHub, main_repository: Repository, node: Node
 ) -> None:
     night = start_night(MONDAY)
-    assert night.run
     queued_check = process_and_get_check(connected_github, night.sha)
     assert (queued_check["status"], queued_check["output"]["title"]) == ("queued", "Tonight's run waits for a node.")
     assert queued_check["details_url"].endswith(night.run.get_absolute_url())
@@ -56,9 +53,7 @@ def test_nightly_run_updates_one_check_of_its_commit(
 
 
 def test_nightly_commit_that_is_invalid_gets_failed_check_with_reason(
-    connected_github: GitHub,
-    finished_monday_night: Night,
-    main_repository: Repository,
+    connected_github: GitHub, finished_monday_night: Night, main_repository: Repository
 ) -> None:
     sha = main_repository.commit("Broken", {"trainer/models/__init__.py": "ARCHITECTURES = {\n"})
     night = start_night(TUESDAY)
@@ -83,23 +78,3 @@ def test_nightly_run_that_fails_gets_check_by_its_cause(
     check = process_and_get_check(connected_github, night.sha)
     assert check["conclusion"] == conclusion
     assert check["output"]["title"] == f"{prefix}The loss became NaN at step 212."
-
-
-def test_nightly_check_after_crash_is_not_duplicated(connected_github: GitHub, track: Track) -> None:
-    night = start_night(MONDAY)
-    first = process_and_get_check(connected_github, night.sha)
-    OutboxMessage.objects.update(state="pending", result={})
-    assert process_and_get_check(connected_github, night.sha)["id"] == first["id"]
-
-
-def test_nightly_check_with_plain_token_is_a_commit_status(
-    connected_github: GitHub, track: Track, settings: Any
-) -> None:
-    settings.GITHUB_APP_ID = settings.GITHUB_PRIVATE_KEY = ""
-    settings.GITHUB_TOKEN = github_server.TOKEN
-    night = start_night(MONDAY)
-    events.announce_events()
-    outbox.process_due()
-    (status,) = connected_github.repositories["trains/daily"].statuses
-    assert (status["state"], status["context"]) == ("pending", commit_status.NAME)
-    assert night.run

@@ -2,31 +2,26 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
 import pytest
 from allauth.socialaccount.models import SocialAccount
 from django.contrib.auth.models import Group, User
 
 from leaderboard.models import Entry, OutboxMessage, Run, Track
 from leaderboard.submissions import intake
-from scheduler.models import Event, Job, Node
-from tests.leaderboard.conftest import Repository, finish_run
+from scheduler import transitions
+from scheduler.models import Event, Node
+from tests.leaderboard.conftest import finish_run
 from tests.support import github_payloads as payloads
-from tests.support.github_server import GitHub, compute_user_id
+from tests.support.github_server import compute_user_id
 from tests.support.pull_request_author import PullRequestAuthor
 
 pytestmark = pytest.mark.processes
 
 
 @pytest.fixture
-def pull(github: GitHub, main_repository: Repository, track: Track, tmp_path: Path, settings: Any) -> PullRequestAuthor:
-    """An open pull request; `mara` may write to the repository, `ada` is its author."""
-    settings.SMOKE_UNAPPROVED = "nobody"
-    made = PullRequestAuthor.create_fork(github, main_repository, tmp_path / "fork")
-    made.open()
-    return made
+def pull(pull: PullRequestAuthor) -> PullRequestAuthor:
+    pull.open()
+    return pull
 
 
 @pytest.fixture
@@ -52,27 +47,23 @@ def test_approve_by_maintainer_approves_commit_of_comment_time(pull: PullRequest
     assert f"mara: `/approve`: Commit {pull.sha[:8]} is approved." in pull.comment
 
 
-def test_approve_before_push_does_not_approve_new_commit(pull: PullRequestAuthor) -> None:
+def test_approve_of_another_commit_than_the_newest_is_refused(pull: PullRequestAuthor) -> None:
     pull.push({"trainer/models/smear.py": "x = 3\n"})  # later than the comment says it was written
     pull.post_comment("mara", "/approve")
+    assert f"look at {pull.sha[:8]}, then `/approve {pull.sha[:8]}`" in pull.answers[-1]
+    old_sha = pull.sha
+    pull.commit_files({"trainer/models/smear.py": "x = 4\n"})  # pushed, and not delivered yet
+    pull_row = pull.github.get_or_create_repository("trains/daily").pulls[7]
+    pull_row.update(head={**pull_row["head"], "sha": pull.sha}, updated_at="2026-11-21T18:00:05Z")
+    pull.post_comment("mara", f"/approve {old_sha[:8]}")
+    assert f"The newest commit is {pull.sha[:8]}, not {old_sha[:8]}" in pull.answers[-1]
     assert list_run_states() == []
-    assert f"look at {pull.sha[:8]}, then `/approve {pull.sha[:8]}`" in pull.answers[0]
     pull.post_comment("mara", f"/approve {pull.sha[:8]}")
     assert list_run_states() == ["waiting"]
     assert Entry.objects.get(state="approved").sha == pull.sha
 
 
-def test_approve_after_undelivered_push_is_refused(pull: PullRequestAuthor) -> None:
-    old_sha = pull.sha
-    pull.commit_files({"trainer/models/smear.py": "x = 3\n"})
-    pull_row = pull.github.get_or_create_repository("trains/daily").pulls[7]
-    pull_row.update(head={**pull_row["head"], "sha": pull.sha}, updated_at="2026-11-21T18:00:05Z")
-    pull.post_comment("mara", f"/approve {old_sha[:8]}")
-    assert list_run_states() == []
-    assert f"The newest commit is {pull.sha[:8]}, not {old_sha[:8]}" in pull.answers[0]
-
-
-def test_command_without_permission_gets_one_answer(pull: PullRequestAuthor) -> None:
+def test_command_without_permission_gets_one_answer_and_invalid_ones_get_help(pull: PullRequestAuthor) -> None:
     for text in ("/approve", "/priority 9", "/train seeds 2", "/train 0.001h", "/cancel"):
         pull.post_comment("eve", text)
     assert (list_run_states(), Entry.objects.get().impact) == ([], 0)
@@ -82,15 +73,11 @@ def test_command_without_permission_gets_one_answer(pull: PullRequestAuthor) -> 
     pull.post_comment("ada", "/approve")
     assert list_run_states() == []
     assert len(pull.answers) == 2
-
-
-def test_invalid_command_gets_help_and_minimizes_older_answers(pull: PullRequestAuthor) -> None:
     pull.post_comment("ada", "/train")
+    assert "It takes one of `smoke`, a track, hours such as `2h`, or `seeds 2`." in pull.answers[-1]
     pull.post_comment("ada", "/priority much")
-    first, second = pull.answers
-    assert "It takes one of `smoke`, a track, hours such as `2h`, or `seeds 2`." in first
-    assert "/train seeds N" in second
-    assert len(pull.github.minimized_comments) == 1
+    assert "/train seeds N" in pull.answers[-1]
+    assert len(pull.github.minimized_comments) == 3
     pull.post_comment("eve", "/help")
     assert "These commands exist" in pull.answers[-1]
 
@@ -99,31 +86,46 @@ def test_command_of_bot_or_edit_or_other_tool_is_ignored(pull: PullRequestAuthor
     pull_row = pull.github.get_or_create_repository("trains/daily").pulls[7]
     comment = payloads.comment(pull.payload["base"]["repo"], 7, payloads.user("robot[bot]", 5, "Bot"), "/cancel")
     pull.process_delivery("issue_comment", payloads.issue_comment("created", pull_row, comment))
-    comment = payloads.comment(
-        pull.payload["base"]["repo"], 7, payloads.user("mara", compute_user_id("mara")), "/approve"
-    )
+    mara = payloads.user("mara", compute_user_id("mara"))
+    comment = payloads.comment(pull.payload["base"]["repo"], 7, mara, "/approve")
     pull.process_delivery("issue_comment", payloads.issue_comment("edited", pull_row, comment))
     pull.post_comment("mara", "/lgtm")
     assert not OutboxMessage.objects.filter(kind="github.command").exists()
 
 
-def test_command_delivered_twice_is_executed_once(
+def test_command_and_button_delivered_twice_are_executed_once(
     pull: PullRequestAuthor, approved_run: Run, capable_node: Node
 ) -> None:
+    repository = pull.github.get_or_create_repository("trains/daily")
     finish_run(approved_run, capable_node)
     comment = pull.post_comment("mara", "/rerun")
     assert list_run_states() == ["finished", "queued"]
-    pull_row = pull.github.get_or_create_repository("trains/daily").pulls[7]
-    pull.process_delivery("issue_comment", payloads.issue_comment("created", pull_row, comment))
+    pull.process_delivery("issue_comment", payloads.issue_comment("created", repository.pulls[7], comment))
     OutboxMessage.objects.filter(kind="github.command").update(state=OutboxMessage.State.PENDING)
     pull.process_pending_work()
     assert list_run_states() == ["finished", "queued"]
     assert list_reactions(pull) == ["+1", "+1"]
+    finish_run(Run.objects.get(state="queued"), capable_node)
+    pull.process_pending_work()
+    (check,) = repository.checks.values()
+    mara = payloads.user("mara", compute_user_id("mara"))
+    check_run = {**check, "completed_at": "2026-11-21T19:00:00Z"}
+    fields = {"action": "rerequested", "check_run": check_run}
+    for _ in range(2):
+        pull.process_delivery("check_run", payloads.build_payload(pull.payload["base"]["repo"], mara, 1, **fields))
+        pull.process_pending_work()
+    assert list_run_states() == ["finished", "finished", "queued"]
 
 
 def test_author_may_cancel_and_rerun_but_not_add_seeds(
     pull: PullRequestAuthor, approved_run: Run, capable_node: Node
 ) -> None:
+    pull.post_comment("mara", "/priority 7")
+    approved_run.refresh_from_db()
+    assert (Entry.objects.get().impact, approved_run.job.impact) == (7, 7)
+    transitions.fail_job(approved_run.job, "site", "infrastructure", "Its node was lost.")
+    pull.post_comment("ada", "/rerun")
+    assert (list_run_states(), Run.objects.get().seed) == (["queued"], approved_run.seed)
     pull.post_comment("ada", "/cancel")
     assert list_run_states() == ["cancelled"]
     assert "was cancelled: ada cancelled it in the pull request." in pull.comment
@@ -138,15 +140,6 @@ def test_author_may_cancel_and_rerun_but_not_add_seeds(
     assert "Only maintainers can request more seeds" in pull.answers[-1]
     pull.post_comment("mara", "/train seeds 2")
     assert list_run_states() == ["cancelled", "finished", "queued", "queued"]
-
-
-def test_rerun_after_infrastructure_failure_keeps_seed(pull: PullRequestAuthor, approved_run: Run) -> None:
-    from leaderboard.job_handlers import train
-
-    train.mark_run_failed(approved_run, "infrastructure", "Its node was lost.")
-    Job.objects.filter(kind="train").update(state="failed")
-    pull.post_comment("ada", "/rerun")
-    assert (list_run_states(), Run.objects.get().seed) == (["queued"], approved_run.seed)
 
 
 def test_train_with_hours_scales_budget(pull: PullRequestAuthor) -> None:
@@ -175,13 +168,6 @@ def test_train_with_track_adds_entry_that_follows_pushes(pull: PullRequestAuthor
     assert sorted(entry.track.slug for entry in Entry.objects.filter(state="proposed")) == ["day", "small"]
 
 
-def test_priority_sets_impact_of_waiting_jobs(pull: PullRequestAuthor, approved_run: Run) -> None:
-    pull.post_comment("mara", "/priority 7")
-    approved_run.refresh_from_db()
-    assert approved_run.job
-    assert (Entry.objects.get().impact, approved_run.job.impact) == (7, 7)
-
-
 def test_approve_by_coordinator_works_on_community_tracks_only(pull: PullRequestAuthor, track: Track) -> None:
     cora = User.objects.create(username="cora")
     cora.groups.add(Group.objects.create(name="coordinator"))
@@ -191,46 +177,6 @@ def test_approve_by_coordinator_works_on_community_tracks_only(pull: PullRequest
     Track.objects.update(kind=Track.Kind.COMMUNITY, nightly=False)
     pull.post_comment("cora", "/approve")
     assert (list_run_states(), Entry.objects.get().approved_by) == (["waiting"], cora)
-
-
-def test_train_smoke_of_new_author_needs_maintainer(pull: PullRequestAuthor) -> None:
-    pull.post_comment("ada", "/train smoke")
-    assert "A maintainer starts the first smoke test" in pull.answers[-1]
-    pull.post_comment("mara", "/train smoke")
-    assert Entry.objects.get().state == "smoke"
-    pull.post_comment("mara", "/train smoke")
-    assert "already running" in pull.answers[-1]
-
-
-def test_rerun_button_of_check_queues_one_run(pull: PullRequestAuthor, approved_run: Run, capable_node: Node) -> None:
-    finish_run(approved_run, capable_node)
-    pull.process_pending_work()
-    (check,) = pull.github.get_or_create_repository("trains/daily").checks.values()
-    payload = payloads.build_payload(
-        pull.payload["base"]["repo"],
-        payloads.user("mara", compute_user_id("mara")),
-        1,
-        action="rerequested",
-        check_run={**check, "completed_at": "2026-11-21T19:00:00Z"},
-    )
-    for _ in range(2):
-        pull.process_delivery("check_run", payload)
-        pull.process_pending_work()
-    assert list_run_states() == ["finished", "queued"]
-
-
-def test_command_on_unknown_pull_request_fetches_it(pull: PullRequestAuthor) -> None:
-    other = payloads.pull(
-        pull.payload["base"]["repo"], 8, pull.sha, body=pull.payload["body"], head=pull.payload["head"]["repo"]
-    )
-    pull.github.get_or_create_repository("trains/daily").pulls[8] = other
-    pull.github.post_comment("trains/daily", 8, "mara", "/priority 3")
-    pull.process_last_delivery()
-    assert sorted(
-        row["body"][:22]
-        for row in pull.github.get_or_create_repository("trains/daily").list_comments_on(8)
-        if "bot" in row["user"]["login"]
-    )
 
 
 def test_approve_of_rejected_entry_is_refused(pull: PullRequestAuthor, maintainer: User) -> None:

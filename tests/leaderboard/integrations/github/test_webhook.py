@@ -6,7 +6,6 @@ import hashlib
 import hmac
 import json
 import socket
-from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -14,14 +13,10 @@ import httpx
 import pytest
 from django.http import HttpResponse
 from django.test import Client
-from hypothesis import HealthCheck, given
-from hypothesis import settings as thoroughness
-from hypothesis import strategies as st
 
 from leaderboard.integrations.github import deliveries
 from leaderboard.models import OutboxMessage
 from tests.support import github_payloads as payloads
-from tests.support.github_server import GitHub
 from tests.support.waits import WAIT_SECONDS
 
 pytestmark = pytest.mark.processes
@@ -54,14 +49,6 @@ def build_body(action: str = "opened", **fields: Any) -> bytes:
     return json.dumps(payloads.pull_request(action, pull, **fields)).encode()
 
 
-def test_delivery_with_valid_signature_is_stored(client: Client, db: None) -> None:
-    response = post_delivery(client, build_body(), guid="72d3162e-cc78-11e3-81ab-4c9367dc0958")
-    assert (response.status_code, response.json()) == (202, {"detail": "Thank you."})
-    delivery = OutboxMessage.objects.get()
-    assert (delivery.kind, delivery.state, delivery.payload["event"]) == ("github.delivery", "pending", "pull_request")
-    assert delivery.payload["body"]["pull_request"]["number"] == 7
-
-
 # --- before the response ---------------------------------------------------------------------------------------------
 
 
@@ -78,16 +65,6 @@ def test_delivery_before_response_uses_only_the_database(
     assert OutboxMessage.objects.get().state == "pending"
 
 
-def test_delivery_without_broker_is_accepted(site_url: str, github: GitHub, settings: Any, tmp_path: Path) -> None:
-    settings.CELERY_BROKER_URL = f"redis+socket://{tmp_path / 'missing.sock'}"
-    github.hook["url"] = f"{site_url}{WEBHOOK}"
-    github.open_pull_request("trains/daily", 7, "a" * 40)
-    first = github.deliveries[0]
-    assert first["status_code"] == 202
-    assert github.redeliver(first["id"]) == 200
-    assert OutboxMessage.objects.filter(kind="github.delivery").count() == 1
-
-
 # --- forged ----------------------------------------------------------------------------------------------------------
 
 
@@ -98,7 +75,7 @@ def test_delivery_without_broker_is_accepted(site_url: str, github: GitHub, sett
         "sha256=",
         "sha256=" + "0" * 64,
         "sha1=" + "0" * 40,
-        sign_body(b"something else"),
+        sign_body(build_body().replace(b"ada", b"eve")),
         sign_body(build_body(), "another secret"),
         sign_body(build_body()).upper(),
         sign_body(build_body()) + "0",
@@ -113,32 +90,12 @@ def test_delivery_with_forged_signature_is_rejected(client: Client, db: None, si
     assert not OutboxMessage.objects.exists()
 
 
-def test_delivery_with_changed_body_is_rejected(client: Client, db: None) -> None:
-    body = build_body()
-    headers = build_headers(body)
-    response = client.post(WEBHOOK, body.replace(b"ada", b"eve"), content_type="application/json", headers=headers)
-    assert response.status_code == 401
-    del headers["X-Hub-Signature-256"]
-    assert client.post(WEBHOOK, body, content_type="application/json", headers=headers).status_code == 401
-
-
 def test_signature_is_compared_in_constant_time(client: Client, db: None, monkeypatch: pytest.MonkeyPatch) -> None:
     compared: list[tuple[bytes, bytes]] = []
     monkeypatch.setattr("hmac.compare_digest", lambda a, b: compared.append((a, b)) or a == b)
     body = build_body()
     post_delivery(client, body)
     assert compared == [(sign_body(body).encode(), sign_body(body).encode())]
-
-
-@given(
-    body=st.binary(min_size=1, max_size=200),
-    signature=st.text(st.characters(min_codepoint=32, max_codepoint=255), max_size=80),
-)
-@thoroughness(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
-def test_delivery_with_any_other_signature_is_rejected(client: Client, db: None, body: bytes, signature: str) -> None:
-    response = post_delivery(client, body, X_Hub_Signature_256=signature)
-    assert response.status_code == (401 if signature != sign_body(body) else 400)
-    assert not OutboxMessage.objects.exists()
 
 
 def test_delivery_to_site_without_secret_is_rejected(client: Client, db: None, settings: Any) -> None:
@@ -150,21 +107,6 @@ def test_delivery_to_site_without_secret_is_rejected(client: Client, db: None, s
 
 
 # --- oversized -------------------------------------------------------------------------------------------------------
-
-
-def test_delivery_over_size_limit_is_rejected(client: Client, db: None, settings: Any) -> None:
-    settings.GITHUB_WEBHOOK_MAX_BYTES = 30_000
-    assert post_delivery(client, build_body()).status_code == 202
-    assert post_delivery(client, build_body(padding="x" * 30_000)).status_code == 413
-    assert OutboxMessage.objects.count() == 1
-
-
-def test_delivery_with_longest_github_text_fits(client: Client, db: None, settings: Any) -> None:
-    longest = "\N{STEAM LOCOMOTIVE}" * 65_536
-    pull = payloads.pull(REPOSITORY, 7, "a" * 40, body=longest)
-    payload = payloads.pull_request("edited", pull, changes={"body": {"from": longest}})
-    assert post_delivery(client, json.dumps(payload).encode()).status_code == 202
-    assert settings.GITHUB_WEBHOOK_MAX_BYTES <= settings.DATA_UPLOAD_MAX_MEMORY_SIZE
 
 
 def test_delivery_over_size_limit_is_not_read_to_its_end(site_url: str, settings: Any) -> None:
@@ -186,83 +128,50 @@ def test_delivery_over_size_limit_is_not_read_to_its_end(site_url: str, settings
 # --- malformed -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        b" ",
-        b"{",
-        b"null",
-        b"[]",
-        b'"opened"',
-        b"\xff\xfe{}",
-        b'{"action": NaN}',
-        b'{"action": Infinity}',
-        b'{"action": 1e999}',
-        b"[" * 100_000,
-        b'{"a":' * 100_000,
-        b"1" * 10_000,
-    ],
+NOT_OBJECTS = (
+    b" ",
+    b"{",
+    b"null",
+    b"[]",
+    b'"opened"',
+    b"\xff\xfe{}",
+    b"[" * 100_000,
+    b'{"a":' * 100_000,
+    b"1" * 10_000,
 )
+NO_NUMBERS = tuple(b'{"action": %s}' % number for number in (b"NaN", b"Infinity", b"1e999"))
+
+
+@pytest.mark.parametrize("body", [*NOT_OBJECTS, *NO_NUMBERS])
 def test_delivery_with_malformed_body_is_rejected(client: Client, db: None, body: bytes) -> None:
     response = post_delivery(client, body)
     assert (response.status_code, list(response.json())) == (400, ["detail"])
     assert not OutboxMessage.objects.exists()
 
 
-@pytest.mark.parametrize(
-    "more",
-    [
-        {"X_GitHub_Event": ""},
-        {"X_GitHub_Event": "pull request"},
-        {"X_GitHub_Event": "x" * 61},
-    ],
-)
-def test_delivery_with_invalid_headers_is_rejected(client: Client, db: None, more: dict[str, str]) -> None:
-    assert post_delivery(client, build_body(), **more).status_code == 400
+@pytest.mark.parametrize("event", ["", "pull request", "x" * 61])
+def test_delivery_with_invalid_event_name_is_rejected(client: Client, db: None, event: str) -> None:
+    assert post_delivery(client, build_body(), X_GitHub_Event=event).status_code == 400
     assert not OutboxMessage.objects.exists()
 
 
-def test_delivery_as_form_is_rejected_with_hint(client: Client, db: None) -> None:
-    response = post_delivery(client, b"payload=%7B%7D", content_type="application/x-www-form-urlencoded")
-    assert (response.status_code, response.json()["detail"]) == (
-        415,
-        "Set the webhook's content type to application/json.",
-    )
-
-
-def test_webhook_accepts_post_without_csrf_token_only(db: None) -> None:
+def test_webhook_accepts_json_by_post_without_csrf_token_only(db: None) -> None:
     strict = Client(enforce_csrf_checks=True)
     assert strict.get(WEBHOOK).status_code == 405
-    assert post_delivery(strict, build_body()).status_code == 202
-
-
-values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
-    max_leaves=8,
-)
-names = st.sampled_from(["action", "repository", "pull_request", "issue", "installation", "full_name", "number", "id"])
-objects = st.dictionaries(names | st.text(max_size=8), values | st.dictionaries(names, values, max_size=3), max_size=5)
-
-
-@given(payload=objects, event=st.sampled_from(["pull_request", "issue_comment", "push", "installation", "gollum"]))
-@thoroughness(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
-def test_delivery_with_any_signed_object_is_accepted(
-    client: Client, db: None, payload: dict[str, Any], event: str
-) -> None:
-    body = json.dumps({**payload, "salt": str(uuid4())}).encode()
-    assert post_delivery(client, body, event=event).status_code == 202
+    form = post_delivery(strict, b"payload=%7B%7D", content_type="application/x-www-form-urlencoded")
+    assert (form.status_code, form.json()["detail"]) == (415, "Set the webhook's content type to application/json.")
+    response = post_delivery(strict, build_body())
+    assert (response.status_code, response.json()) == (202, {"detail": "Thank you."})
+    delivery = OutboxMessage.objects.get()
+    assert (delivery.kind, delivery.state, delivery.payload["event"]) == ("github.delivery", "pending", "pull_request")
+    assert delivery.payload["body"]["pull_request"]["number"] == 7
 
 
 def test_delivery_with_unstorable_characters_replaces_them(client: Client, db: None) -> None:
-    assert (
-        post_delivery(
-            client, rb'{"action": "a\u0000b", "pull_request": {"title\ud800": "\udfff\ud83d\ude82"}}'
-        ).status_code
-        == 202
-    )
-    body = OutboxMessage.objects.get().payload["body"]
-    assert body == {"action": "a?b", "pull_request": {"title?": "?\N{STEAM LOCOMOTIVE}"}}
+    body = rb'{"action": "a\u0000b", "pull_request": {"title\ud800": "\udfff\ud83d\ude82"}}'
+    assert post_delivery(client, body).status_code == 202
+    stored = OutboxMessage.objects.get().payload["body"]
+    assert stored == {"action": "a?b", "pull_request": {"title?": "?\N{STEAM LOCOMOTIVE}"}}
 
 
 # --- replayed and unknown --------------------------------------------------------------------------------------------

@@ -1,0 +1,168 @@
+"""Time that is charged: probes of a node's speed, and what checkpoints say against their steps and the clock."""
+
+from __future__ import annotations
+
+import json
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.utils import timezone
+
+from leaderboard import runs
+from leaderboard.models import Run
+from leaderboard.rankings import speed_probes
+from scheduler import leases, storage, uploads
+from scheduler.errors import InvalidMessageError
+from scheduler.job_kinds import get_job_kind
+from scheduler.models import JobFile, Lease, Node
+from tests.leaderboard.conftest import create_checkpoint
+from tests.support.node_jobs import finish_job, lease_job, requeue_job
+from trainer import protocol
+
+
+def build_reading(speed: float) -> dict[str, Any]:
+    return {"tokens_per_second": speed, "spread": 0.01, "steps": 5, "loss": 8.5}
+
+
+def finish_training(run: Run, node: Node, before: float, after: float) -> Run:
+    lease_job(run.job, node)
+    create_checkpoint(run.job, 20)
+    probes = {"version": 1, "before": build_reading(before), "after": build_reading(after)}
+    finish_job(run.job, {"step": 20, "probes": probes})
+    run.refresh_from_db()
+    return run
+
+
+def create_runs_with_speeds(run: Run, *speeds: float) -> None:
+    """Create other runs on nodes of this class with these speeds."""
+    for seed, speed in enumerate(speeds):
+        fields = {"entry": run.entry, "track": run.track, "season": run.season, "budget": "20steps"}
+        Run.objects.create(**fields, seed=seed, node_class="2 CPU cores", probe_speed=speed)
+
+
+def test_run_on_node_of_usual_speed_has_valid_seconds(run: Run, node: Node) -> None:
+    create_runs_with_speeds(run, 1000, 990, 1010, 4000)
+    finish_training(run, node, 1000, 1004)
+    assert run.probe_speed == pytest.approx(1002, abs=0.01)
+    assert run.kappa == 1.0
+    assert run.drift == pytest.approx(0.004)
+    assert run.seconds_void == ""
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "sentence"),
+    [
+        (1000, 1020, "Its node's speed changed by +2.0% during the run; 1.0% is allowed."),
+        (1100, 1100, "Its node ran at 110.0% of its class's usual speed; 3.0% more or less is allowed."),
+        (900, 900, "Its node ran at 90.0% of its class's usual speed; 3.0% more or less is allowed."),
+    ],
+)
+def test_run_on_node_of_other_speed_has_void_seconds(
+    run: Run, node: Node, before: float, after: float, sentence: str
+) -> None:
+    create_runs_with_speeds(run, 1000, 1000)
+    assert finish_training(run, node, before, after).seconds_void == sentence
+
+
+@pytest.mark.parametrize("probes", [None, {}, "fast", {"version": 1, "before": build_reading(1), "after": None}])
+def test_run_without_valid_probes_has_void_seconds(run: Run, node: Node, probes: Any) -> None:
+    lease_job(run.job, node)
+    create_checkpoint(run.job, 20)
+    finish_job(run.job, {"step": 20, "probes": probes})
+    run.refresh_from_db()
+    assert (run.state, run.kappa) == ("scoring", None)
+    assert run.seconds_void == "Its node did not report how fast it was before and after the training."
+
+
+def test_interrupted_run_has_void_seconds(run: Run, node: Node) -> None:
+    first = lease_job(run.job, node)
+    checkpoint = create_checkpoint(run.job, 10)
+    checkpoint.lease = first
+    checkpoint.save()
+    requeue_job(first)
+    finish_training(run, node, 1000, 1000)
+    assert run.seconds_void == "It was interrupted, and its nodes' speed is known for the last part only."
+
+
+def test_track_decides_about_probes_and_their_tolerance(run: Run, node: Node) -> None:
+    run.track.kappa_tolerance = run.track.drift_tolerance = 0.15
+    run.track.save()
+    create_runs_with_speeds(run, 1000, 1000)
+    assert finish_training(run, node, 900, 1000).seconds_void == ""
+    run.track.probe_seconds = 0
+    run.track.save()
+    without = runs.make_run(run.entry, run.track)
+    runs.queue_run(without)
+    assert speed_probes.build_probe_spec(run.track) is None
+    assert get_job_kind(without.job).build_order(without.job, None).probe is None  # type: ignore[union-attr]
+    assert finish_training(without, node, 1, 1).seconds_void == "This track does not measure how fast its nodes are."
+
+
+@pytest.fixture
+def lease(run: Run, capable_node: Node) -> Lease:
+    """A lease of the run's training, ten minutes old."""
+    claimed = leases.claim_job(capable_node)
+    Lease.objects.filter(pk=claimed.lease).update(started_at=timezone.now() - timedelta(minutes=10))
+    return Lease.objects.get(pk=claimed.lease)
+
+
+def upload_checkpoint(lease: Lease, step: int, state: Any) -> None:
+    contents = {"model.safetensors": b"weights of step %d" % step, "state.json": json.dumps(state).encode()}
+    files = []
+    for path, content in contents.items():
+        blob = storage.store_bytes(content)
+        lease.uploads.add(blob)
+        files.append(storage.build_file_reference(blob, path))
+    uploads.record_checkpoint(lease, protocol.Checkpoint(step=step, files=tuple(files)))
+
+
+def build_state(step: int, seconds: float, **spent: Any) -> dict[str, Any]:
+    return {"step": step, "spent": {"steps": step, "seconds": seconds, **spent}}
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        build_state(20, 300.0, steps=0),
+        build_state(20, 99.0),
+        build_state(20, -1.0),
+        build_state(20, float("nan")),
+        build_state(20, 10**400),
+        build_state(20, 700.0),
+    ],
+)
+def test_checkpoint_that_charges_what_cannot_be_is_refused(lease: Lease, state: dict[str, Any]) -> None:
+    upload_checkpoint(lease, 10, build_state(10, 100.0))
+    with pytest.raises(InvalidMessageError, match=r"charges"):
+        upload_checkpoint(lease, 20, state)
+    upload_checkpoint(lease, 20, build_state(20, 590.0))
+    assert list(lease.job.checkpoints.values_list("step", "seconds")) == [(10, 100.0), (20, 590.0)]
+
+
+def test_charged_time_of_earlier_leases_does_not_count(lease: Lease, capable_node: Node) -> None:
+    upload_checkpoint(lease, 10, build_state(10, 500.0))
+    assert leases.lose_lease(lease, "Its heartbeat stopped.")
+    claimed = leases.claim_job(capable_node)
+    upload_checkpoint(Lease.objects.get(pk=claimed.lease), 20, build_state(20, 550.0))
+    assert lease.job.checkpoints.get(step=20).seconds == 550
+
+
+@pytest.mark.parametrize(
+    ("budget", "passed", "state"),
+    [("1h", 1000, "provisional"), ("1h", 4000, "disputed"), ("20steps", 4000, "provisional")],
+)
+def test_run_that_charges_far_less_time_than_passed_is_disputed(
+    run: Run, lease: Lease, budget: str, passed: int, state: str
+) -> None:
+    """A node that charges half of each step's time trains twice as many steps in a budget of seconds."""
+    upload_checkpoint(lease, 10, build_state(10, 100.0))
+    upload_checkpoint(lease, 20, build_state(20, 500.0))
+    job = lease.job
+    first = job.checkpoints.get(step=10)
+    job.checkpoints.filter(step=20).update(created_at=first.created_at + timedelta(seconds=passed))
+    JobFile.objects.create(job=job, path="run.json", blob=storage.store_bytes(b"{}"))
+    Run.objects.filter(pk=run.pk).update(budget=budget)
+    finish_job(job, {"step": 20})
+    run.refresh_from_db()
+    assert run.trust == state
