@@ -21,17 +21,6 @@ from trainer import protocol
 pytestmark = pytest.mark.sql
 
 
-@pytest.fixture
-def claimed_job(agent: Agent) -> ClaimedJob:
-    create_job()
-    return agent.claim_job()
-
-
-@pytest.fixture
-def other_agent(db: None) -> Agent:
-    return Agent(create_node("other")[1])
-
-
 def create_agent_of_new_owner(number: int) -> Agent:
     return Agent(create_node(f"node {number}", owner=User.objects.create_user(f"owner {number}"))[1])
 
@@ -57,11 +46,8 @@ def send_heartbeat(claimed_job: ClaimedJob, seconds: float = 1) -> protocol.Hear
 def test_job_lifecycle_from_queued_to_done(agent: Agent, calls: list[Any]) -> None:
     job = create_job()
     claimed_job = agent.claim_job()
-    assert (claimed_job.spec.job, claimed_job.spec.lease, claimed_job.spec.attempt) == (
-        job.pk,
-        claimed_job.lease.lease,
-        1,
-    )
+    spec = claimed_job.spec
+    assert (spec.job, spec.lease, spec.attempt) == (job.pk, claimed_job.lease.lease, 1)
     assert claimed_job.job.state == Job.State.LEASED
     assert claimed_job.finish(result={"steps": 10}).status_code == 200
     job.refresh_from_db()
@@ -131,15 +117,26 @@ def test_infrastructure_failure_requeues_job(claimed_job: ClaimedJob, other_agen
     assert other_agent.claim_job().spec.attempt == 2
 
 
-def test_job_without_progress_fails_after_max_attempts(agent: Agent, calls: list[Any]) -> None:
-    job = create_job(max_attempts=3)
-    for number in range(3):
-        create_agent_of_new_owner(number).claim_job().finish("failed", reason="The disk is broken.")
+@pytest.mark.parametrize(("end", "reason"), [("failed", "The disk is broken."), ("lost", "node 1 fell silent.")])
+def test_job_without_progress_fails_after_max_attempts_and_can_be_retried(
+    agent: Agent, calls: list[Any], end: str, reason: str
+) -> None:
+    job = create_job(max_attempts=2)
+    for number in range(2):
+        claimed_job = create_agent_of_new_owner(number).claim_job()
+        if end == "failed":
+            claimed_job.finish("failed", reason=reason)
+        else:
+            age_leases()
+            lease_sweeper.sweep_leases()
     job.refresh_from_db()
     assert (job.state, job.cause) == (Job.State.FAILED, "infrastructure")
-    assert job.reason == "Given up after 3 attempts without progress. The last: The disk is broken."
+    assert job.reason == f"Given up after 2 attempts without progress. The last: {reason}"
     assert calls[-1][0] == "failed"
     assert agent.request_action().action == "idle"
+    transitions.retry_job(job, "admin")
+    assert (job.state, job.failures, job.cause, job.finished_at) == (Job.State.QUEUED, 0, "", None)
+    assert agent.claim_job().spec.attempt == 3
 
 
 def test_new_checkpoint_resets_failures(db: None) -> None:
@@ -150,15 +147,6 @@ def test_new_checkpoint_resets_failures(db: None) -> None:
         claimed_job.finish("failed", reason="Power cut.")
         job.refresh_from_db()
         assert (job.state, job.failures) == (Job.State.QUEUED, 1)
-
-
-def test_failed_job_can_be_retried(agent: Agent, other_agent: Agent) -> None:
-    job = create_job(max_attempts=1)
-    agent.claim_job().finish("failed", reason="The disk is broken.")
-    job.refresh_from_db()
-    transitions.retry_job(job, "admin")
-    assert (job.state, job.failures, job.cause, job.finished_at) == (Job.State.QUEUED, 0, "", None)
-    assert other_agent.claim_job().spec.attempt == 2
 
 
 def test_failing_node_rests(agent: Agent) -> None:
@@ -223,40 +211,16 @@ def test_sweep_goes_on_after_a_job_that_cannot_be_requeued(
     assert (claimed_job.job.state, other_job.state) == (Job.State.LEASED, Job.State.QUEUED)
 
 
-def test_heartbeat_in_time_renews_lease(claimed_job: ClaimedJob) -> None:
+def test_heartbeat_before_or_during_a_sweep_keeps_lease(claimed_job: ClaimedJob) -> None:
     age_leases()
     assert claimed_job.send_heartbeat().status_code == 200  # before a sweep no other node can get the job
     assert lease_sweeper.sweep_leases() == 0
-    assert claimed_job.row.expires_at > timezone.now()
-
-
-def test_heartbeat_during_sweep_keeps_lease(claimed_job: ClaimedJob) -> None:
     lease = claimed_job.row
+    assert lease.expires_at > timezone.now()
     sweep_time = timezone.now() + timedelta(seconds=61)  # a sweep that found the lease expired
     Lease.objects.update(expires_at=sweep_time + timedelta(seconds=60))  # and then its heartbeat came
     assert not leases.lose_lease(lease, "fell silent", expired_before=sweep_time)
     assert claimed_job.row.state == Lease.State.ACTIVE
-
-
-def test_job_with_lost_leases_fails_after_max_attempts(db: None) -> None:
-    job = create_job(max_attempts=2)
-    for number in range(2):
-        create_agent_of_new_owner(number).claim_job()
-        age_leases()
-        lease_sweeper.sweep_leases()
-    job.refresh_from_db()
-    assert job.state == Job.State.FAILED
-    assert "node 1 fell silent" in job.reason
-
-
-def test_silent_nodes_of_one_owner_cannot_fail_a_job(agent: Agent) -> None:
-    job = create_job(max_attempts=2)
-    for _ in range(3):
-        agent.claim_job()
-        age_leases()
-        lease_sweeper.sweep_leases()
-    job.refresh_from_db()
-    assert (job.state, job.failures) == (Job.State.QUEUED, 1)
 
 
 def test_sweep_after_site_downtime_extends_leases(claimed_job: ClaimedJob) -> None:
@@ -302,16 +266,13 @@ def test_job_of_deleted_node_is_requeued(claimed_job: ClaimedJob) -> None:
     assert (job.state, job.reason) == (Job.State.QUEUED, "Its node is gone.")
 
 
-def test_restarted_node_abandons_its_lease(claimed_job: ClaimedJob) -> None:
+def test_restarted_node_abandons_its_own_lease_only(claimed_job: ClaimedJob, other_agent: Agent) -> None:
     claimed_job.send_heartbeat()
-    reply = claimed_job.agent.request_action(abandoned=(claimed_job.lease.lease,))
-    assert reply.lease is not None
-    assert (claimed_job.row.state, claimed_job.row.reason) == (Lease.State.LOST, "loco was restarted.")
-
-
-def test_node_abandons_only_its_own_leases(claimed_job: ClaimedJob, other_agent: Agent) -> None:
-    assert other_agent.request_action(abandoned=(claimed_job.lease.lease,)).action == "idle"
+    abandoned = (claimed_job.lease.lease,)
+    assert other_agent.request_action(abandoned=abandoned).action == "idle"
     assert claimed_job.row.state == Lease.State.ACTIVE
+    assert claimed_job.agent.request_action(abandoned=abandoned).lease is not None
+    assert (claimed_job.row.state, claimed_job.row.reason) == (Lease.State.LOST, "loco was restarted.")
 
 
 def test_lease_of_lost_reply_is_released(claimed_job: ClaimedJob) -> None:
@@ -343,21 +304,17 @@ def test_cancel_queued_job_is_immediate(agent: Agent, calls: list[Any]) -> None:
     assert agent.request_action().action == "idle"
 
 
-@pytest.mark.parametrize("outcome", ["released", "done", "failed"])
-def test_cancel_running_job_waits_for_node(claimed_job: ClaimedJob, calls: list[Any], outcome: str) -> None:
+@pytest.mark.parametrize("end", ["released", "done", "failed", "lost"])
+def test_cancel_running_job_waits_for_the_end_of_its_lease(claimed_job: ClaimedJob, calls: list[Any], end: str) -> None:
     assert transitions.cancel_job(claimed_job.job, "ada", "Wrong seed.")
     assert claimed_job.job.state == Job.State.LEASED
     assert send_heartbeat(claimed_job) == protocol.HeartbeatReply(stop="cancel", reason="Wrong seed.")
-    assert claimed_job.finish(outcome).status_code == 200
+    if end == "lost":
+        age_leases()
+        lease_sweeper.sweep_leases()
+    else:
+        assert claimed_job.finish(end).status_code == 200
     assert (claimed_job.job.state, claimed_job.job.stop_requested) == (Job.State.CANCELLED, "")
-    assert calls[-1] == ("cancelled", "Wrong seed.")
-
-
-def test_cancel_running_job_completes_when_lease_expires(claimed_job: ClaimedJob, calls: list[Any]) -> None:
-    transitions.cancel_job(claimed_job.job, "ada", "Wrong seed.")
-    age_leases()
-    lease_sweeper.sweep_leases()
-    assert claimed_job.job.state == Job.State.CANCELLED
     assert calls[-1] == ("cancelled", "Wrong seed.")
 
 
@@ -366,11 +323,8 @@ def test_released_job_resumes(claimed_job: ClaimedJob, other_agent: Agent) -> No
     assert send_heartbeat(claimed_job).stop == "finish"
     claimed_job.upload_checkpoint(50)
     claimed_job.finish("released")
-    assert (claimed_job.job.state, claimed_job.job.failures, claimed_job.job.stop_requested) == (
-        Job.State.QUEUED,
-        0,
-        "",
-    )
+    job = claimed_job.job
+    assert (job.state, job.failures, job.stop_requested) == (Job.State.QUEUED, 0, "")
     assert other_agent.request_action().action == "job"
 
 
@@ -430,21 +384,3 @@ def test_node_without_sandbox_gets_only_site_code(db: None) -> None:
     assert (action.action, action.reason) == ("idle", "The waiting jobs need a node with a sandbox.")
     create_job(needs_sandbox=False)
     assert agent.request_action(hardware=hardware).action == "job"
-
-
-def test_job_waits_for_independent_node(agent: Agent) -> None:
-    first = Node.objects.get()
-    owner = User.objects.create(username="eve")
-    create_job(excluded_nodes=[first.pk], excluded_owners=[owner.pk])
-    assert "independent of the authors" in agent.request_action().reason
-    same_owner_agent = Agent(create_node("hers", owner=owner)[1])
-    assert same_owner_agent.request_action().lease is None
-    other_owner_agent = Agent(create_node("strange")[1])
-    assert other_owner_agent.request_action().lease is not None
-
-
-def test_checkpoint_records_its_lease(agent: Agent) -> None:
-    create_job()
-    claimed_job = agent.claim_job()
-    claimed_job.upload_checkpoint(5)
-    assert claimed_job.job.checkpoints.get().lease == claimed_job.row
