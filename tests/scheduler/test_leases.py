@@ -7,14 +7,17 @@ from typing import Any
 
 import pytest
 import time_machine
-from django.conf import settings
+from django.conf import settings as django_settings
 from django.contrib.auth.models import User
-from django.db.models import F
+from django.db import transaction
+from django.db.models import F, Sum
 from django.utils import timezone
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from scheduler import deadlines, lease_sweeper, leases, pool, transitions
 from scheduler.models import Event, Job, Lease, Node, Sweep
-from tests.support.pool import HARDWARE, Agent, ClaimedJob, create_job, create_node
+from tests.support.pool import HARDWARE, LIMITS, Agent, ClaimedJob, create_job, create_node
 from tests.support.recording_handler import Recorder
 from trainer import protocol
 
@@ -28,6 +31,17 @@ def create_agent_of_new_owner(number: int) -> Agent:
 def age_leases(seconds: float = 3600) -> None:
     """Age all leases as if no heartbeat came while the site was up."""
     Lease.objects.update(expires_at=F("expires_at") - timedelta(seconds=seconds))
+
+
+def lose_leases() -> None:
+    """End all leases as if their nodes had been silent."""
+    age_leases()
+    lease_sweeper.sweep_leases()
+
+
+def set_lease_age(claimed_job: ClaimedJob, seconds_ago: float) -> None:
+    """Set the age of the lease; the site's clock bounds the seconds that a node may report."""
+    Lease.objects.filter(pk=claimed_job.lease.lease).update(started_at=timezone.now() - timedelta(seconds=seconds_ago))
 
 
 def end_node_rest() -> None:
@@ -60,6 +74,55 @@ def test_lease_seconds_grow_and_never_exceed_elapsed_time(claimed_job: ClaimedJo
     for seconds in (5, 3, 10**9):
         claimed_job.send_heartbeat(seconds)
     assert 60 <= claimed_job.row.seconds < 120
+    set_lease_age(claimed_job, 600)
+    for seconds in (311.25, 599.0):
+        claimed_job.finish("released", seconds=seconds)
+        assert claimed_job.row.seconds == 311.25
+
+
+@settings(
+    max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
+@given(
+    steps=st.lists(
+        st.tuples(
+            st.sampled_from(["beat", "late", "silent", "released", "checkpoint"]),
+            st.floats(0, 10_000),
+        ),
+        max_size=14,
+    )
+)
+def test_seconds_are_never_charged_twice(db: None, steps: list[tuple[str, float]]) -> None:
+    """The seconds of a job are the sum of the last accepted reports of its leases."""
+    with transaction.atomic():
+        job = create_job(max_attempts=1000, limits={**LIMITS.model_dump(), "wall_seconds": 20_000})
+        agents = [Agent(create_node(f"node-{number}")[1]) for number in range(2)]
+        reported_seconds: dict[int, float] = {}
+        ended_jobs: list[ClaimedJob] = []
+        claimed_job: ClaimedJob | None = None
+        for turn, (step, seconds) in enumerate(steps):
+            if claimed_job is None:
+                Job.objects.update(excluded_nodes=[])  # of nodes that lose it again and again
+                end_node_rest()
+                claimed_job = agents[turn % 2].claim_job()
+                set_lease_age(claimed_job, 20_000)
+                reported_seconds[claimed_job.lease.lease] = 0.0
+            if step in ("beat", "released"):
+                claimed_job.send_heartbeat(seconds) if step == "beat" else claimed_job.finish(step, seconds=seconds)
+                reported_seconds[claimed_job.lease.lease] = max(reported_seconds[claimed_job.lease.lease], seconds)
+            elif step == "late":
+                assert all(ended_job.send_heartbeat(20_000).status_code == 409 for ended_job in ended_jobs)
+            elif step == "checkpoint":
+                claimed_job.upload_checkpoint(turn, f"weights {turn}".encode())
+            else:
+                lose_leases()
+            if step in ("released", "silent"):
+                ended_jobs.append(claimed_job)
+                claimed_job = None
+        charged = job.leases.aggregate(total=Sum("seconds"))["total"] or 0.0
+        assert charged == pytest.approx(sum(reported_seconds.values()))
+        assert job.leases.filter(state=Lease.State.ACTIVE).count() == (claimed_job is not None)
+        transaction.set_rollback(True)
 
 
 # --- leases without an end -------------------------------------------------------------------------------------------
@@ -127,8 +190,7 @@ def test_job_without_progress_fails_after_max_attempts_and_can_be_retried(
         if end == "failed":
             claimed_job.finish("failed", reason=reason)
         else:
-            age_leases()
-            lease_sweeper.sweep_leases()
+            lose_leases()
     job.refresh_from_db()
     assert (job.state, job.cause) == (Job.State.FAILED, "infrastructure")
     assert job.reason == f"Given up after 2 attempts without progress. The last: {reason}"
@@ -287,7 +349,7 @@ def test_node_holds_one_job(claimed_job: ClaimedJob) -> None:
     create_job()
     claimed_job.send_heartbeat()
     action = claimed_job.agent.request_action()
-    assert (action.action, action.wait_seconds) == ("idle", settings.POLL_SECONDS)
+    assert (action.action, action.wait_seconds) == ("idle", django_settings.POLL_SECONDS)
     assert "still holds" in action.reason
     assert leases.claim_job(claimed_job.row.node) is None  # refused by the claim itself, too
 
@@ -310,8 +372,7 @@ def test_cancel_running_job_waits_for_the_end_of_its_lease(claimed_job: ClaimedJ
     assert claimed_job.job.state == Job.State.LEASED
     assert send_heartbeat(claimed_job) == protocol.HeartbeatReply(stop="cancel", reason="Wrong seed.")
     if end == "lost":
-        age_leases()
-        lease_sweeper.sweep_leases()
+        lose_leases()
     else:
         assert claimed_job.finish(end).status_code == 200
     assert (claimed_job.job.state, claimed_job.job.stop_requested) == (Job.State.CANCELLED, "")
