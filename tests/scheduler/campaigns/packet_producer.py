@@ -1,7 +1,4 @@
-"""Creates packets or shards of a campaign, in a process that tests kill.
-
-`python -m tests.scheduler.campaigns.packet_producer produce 7`
-"""
+"""Creates packets of a campaign, whose number is the argument, in a process that tests kill."""
 
 from __future__ import annotations
 
@@ -14,12 +11,12 @@ import django
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "dailytrain.settings")
 
 
-def main(action: str, pk: int) -> None:
+def main(pk: int) -> None:
     django.setup()
     from django.conf import settings
     from django.db import connections
 
-    from scheduler.campaigns import producer, shards, source_filters
+    from scheduler.campaigns import producer, source_filters
 
     connections.databases["default"]["NAME"] = os.environ["TEST_DATABASE"]
     settings.REPHRASE_FILES = os.environ["REPHRASE_FILES"]
@@ -33,11 +30,8 @@ def main(action: str, pk: int) -> None:
     source_filters.build_document = build_slowly  # type: ignore[assignment]
     sys.stdout.write("ready\n")
     sys.stdout.flush()
-    if action == "produce":
-        producer.produce_campaign(pk)
-    else:
-        shards.update_campaign_shards(pk)
+    producer.produce_campaign(pk)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    main(int(sys.argv[1]))
