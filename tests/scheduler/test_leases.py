@@ -15,9 +15,9 @@ from django.utils import timezone
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from scheduler import deadlines, lease_sweeper, leases, pool, transitions
+from scheduler import deadlines, lease_sweeper, leases, pool, signing, storage, transitions
 from scheduler.models import Event, Job, Lease, Node, Sweep
-from tests.support.pool import HARDWARE, LIMITS, Agent, ClaimedJob, create_job, create_node
+from tests.support.pool import HARDWARE, LIMITS, Agent, ClaimedJob, build_file_reference, create_job, create_node
 from tests.support.recording_handler import Recorder
 from trainer import protocol
 
@@ -58,16 +58,26 @@ def send_heartbeat(claimed_job: ClaimedJob, seconds: float = 1) -> protocol.Hear
 
 
 def test_job_lifecycle_from_queued_to_done(agent: Agent, calls: list[Any]) -> None:
-    job = create_job()
+    job = create_job(entry=storage.store_bytes(b"an entry"))
     claimed_job = agent.claim_job()
-    spec = claimed_job.spec
-    assert (spec.job, spec.lease, spec.attempt) == (job.pk, claimed_job.lease.lease, 1)
-    assert claimed_job.job.state == Job.State.LEASED
+    job.refresh_from_db()
+    spec, lease = claimed_job.spec, claimed_job.row
+    assert (spec.job, spec.lease, spec.attempt, spec.node) == (job.pk, lease.pk, 1, lease.node_id)
+    assert (spec.release.path, spec.limits, spec.issued_at) == ("release.tar", LIMITS, lease.started_at.timestamp())
+    assert spec.entry is not None
+    assert (spec.entry.path, spec.entry.sha256) == ("entry.tar", build_file_reference(b"an entry").sha256)
+    assert (job.state, job.attempts, lease.attempt, lease.slot) == (Job.State.LEASED, 1, 1, 0)
+    length = timedelta(seconds=django_settings.LEASE_SECONDS)
+    assert (lease.started_at, lease.expires_at) == (job.state_since, job.state_since + length)
+    assert claimed_job.lease.seconds == django_settings.LEASE_SECONDS
+    assert claimed_job.lease.signature == signing.sign_message(claimed_job.lease.spec.encode())
     assert claimed_job.finish(result={"steps": 10}).status_code == 200
     job.refresh_from_db()
     assert (job.state, job.result, bool(job.finished_at)) == (Job.State.DONE, {"steps": 10}, True)
-    assert [name for name, _ in calls] == ["leased", "done"]
-    assert [event.sentence for event in Event.objects.about(job)] == ["Taken by loco, attempt 1.", "Done."]
+    assert (claimed_job.row.state, claimed_job.row.outcome) == (Lease.State.FINISHED, "done")
+    assert calls == [("leased", lease.pk), ("done", {"steps": 10})]
+    events = Event.objects.about(job).values_list("actor", "sentence")
+    assert list(events) == [("node:loco", "Taken by loco, attempt 1."), ("node:loco", "Done.")]
 
 
 def test_lease_seconds_grow_and_never_exceed_elapsed_time(claimed_job: ClaimedJob) -> None:
@@ -76,8 +86,9 @@ def test_lease_seconds_grow_and_never_exceed_elapsed_time(claimed_job: ClaimedJo
     assert 60 <= claimed_job.row.seconds < 120
     set_lease_age(claimed_job, 600)
     for seconds in (311.25, 599.0):
-        claimed_job.finish("released", seconds=seconds)
+        assert claimed_job.finish("released", seconds=seconds).status_code == 200
         assert claimed_job.row.seconds == 311.25
+    assert claimed_job.finish("done").status_code == 409, "a repeat, and not another result"
 
 
 @settings(
@@ -232,6 +243,9 @@ def test_job_without_valid_order_fails_alone(agent: Agent, calls: list[Any]) -> 
     assert agent.claim_job().spec.job == valid_job.pk
     broken_job.refresh_from_db()
     assert (broken_job.state, broken_job.cause) == (Job.State.FAILED, "infrastructure")
+    reason = "The site failed to build this job's order. The error is in the site's log."
+    assert broken_job.reason == reason
+    assert Event.objects.about(broken_job).get().sentence == f"Failed: {reason}"
     assert Lease.objects.count() == 1
 
 
@@ -275,10 +289,14 @@ def test_sweep_goes_on_after_a_job_that_cannot_be_requeued(
 
 def test_heartbeat_before_or_during_a_sweep_keeps_lease(claimed_job: ClaimedJob) -> None:
     age_leases()
-    assert claimed_job.send_heartbeat().status_code == 200  # before a sweep no other node can get the job
+    before = timezone.now()
+    assert claimed_job.send_heartbeat(phase="uploading").status_code == 200  # before a sweep no other node gets the job
     assert lease_sweeper.sweep_leases() == 0
     lease = claimed_job.row
-    assert lease.expires_at > timezone.now()
+    assert lease.heartbeat_at is not None
+    assert lease.heartbeat_at >= before
+    assert lease.expires_at - lease.heartbeat_at == timedelta(seconds=django_settings.LEASE_SECONDS)
+    assert lease.phase == "uploading"
     sweep_time = timezone.now() + timedelta(seconds=61)  # a sweep that found the lease expired
     Lease.objects.update(expires_at=sweep_time + timedelta(seconds=60))  # and then its heartbeat came
     assert not leases.lose_lease(lease, "fell silent", expired_before=sweep_time)
@@ -358,18 +376,32 @@ def test_node_holds_one_job(claimed_job: ClaimedJob) -> None:
 
 
 def test_cancel_queued_job_is_immediate(agent: Agent, calls: list[Any]) -> None:
-    job = create_job()
-    assert transitions.cancel_job(job, "ada", "Wrong seed.")
-    assert (job.state, job.reason) == (Job.State.CANCELLED, "Wrong seed.")
-    assert calls == [("cancelled", "Wrong seed.")]
+    job, reason = create_job(), "Wrong seed. " * 50
+    assert transitions.cancel_job(job, "ada", reason)
+    assert (job.state, job.reason, bool(job.finished_at)) == (Job.State.CANCELLED, reason[:500], True)
+    assert calls == [("cancelled", reason[:500])]
     assert not transitions.cancel_job(job, "ada", "Again.")
+    event = Event.objects.about(job).get()
+    assert (event.actor, event.sentence) == ("ada", f"Cancelled: {reason}"[: len(event.sentence)])
     assert agent.request_action().action == "idle"
+
+
+def test_priority_of_a_job_that_another_has_raised_meanwhile_rises_once(db: None) -> None:
+    job = create_job(priority=Job.Priority.COMMUNITY)
+    stale = Job.objects.get()
+    assert transitions.raise_priority(job, "ada")
+    assert not transitions.raise_priority(stale, "bob")
+    assert stale.priority == Job.Priority.MAINTAINER
+    event = Event.objects.about(job).get()
+    assert (event.actor, event.sentence) == ("ada", "Its priority is now maintainer.")
 
 
 @pytest.mark.parametrize("end", ["released", "done", "failed", "lost"])
 def test_cancel_running_job_waits_for_the_end_of_its_lease(claimed_job: ClaimedJob, calls: list[Any], end: str) -> None:
-    assert transitions.cancel_job(claimed_job.job, "ada", "Wrong seed.")
+    for _ in range(2):
+        assert transitions.cancel_job(claimed_job.job, "ada", "Wrong seed.")
     assert claimed_job.job.state == Job.State.LEASED
+    assert not transitions.request_hand_back(claimed_job.job, "site", "Make room."), "it does not replace this"
     assert send_heartbeat(claimed_job) == protocol.HeartbeatReply(stop="cancel", reason="Wrong seed.")
     if end == "lost":
         lose_leases()
@@ -377,32 +409,39 @@ def test_cancel_running_job_waits_for_the_end_of_its_lease(claimed_job: ClaimedJ
         assert claimed_job.finish(end).status_code == 200
     assert (claimed_job.job.state, claimed_job.job.stop_requested) == (Job.State.CANCELLED, "")
     assert calls[-1] == ("cancelled", "Wrong seed.")
+    _, request, cancellation = Event.objects.about(claimed_job.job).values_list("actor", "sentence")
+    assert request == ("ada", "Requested the node to cancel it: Wrong seed.")
+    assert cancellation == ("site" if end == "lost" else "node:loco", "Cancelled: Wrong seed.")
 
 
 def test_released_job_resumes(claimed_job: ClaimedJob, other_agent: Agent) -> None:
-    assert transitions.request_hand_back(claimed_job.job, "site", "The nightly train needs the node.")
-    assert send_heartbeat(claimed_job).stop == "finish"
+    reason = "The nightly train needs the node. " * 20
+    assert transitions.request_hand_back(claimed_job.job, "site", reason)
+    assert send_heartbeat(claimed_job) == protocol.HeartbeatReply(stop="finish", reason=reason[:500])
+    event = Event.objects.about(claimed_job.job).last()
+    assert event is not None
+    assert event.sentence.startswith("Requested the node to hand back it: The nightly")
     claimed_job.upload_checkpoint(50)
     claimed_job.finish("released")
     job = claimed_job.job
-    assert (job.state, job.failures, job.stop_requested) == (Job.State.QUEUED, 0, "")
+    assert (job.state, job.failures, job.stop_requested, job.stop_reason) == (Job.State.QUEUED, 0, "", "")
+    assert (claimed_job.row.state, job.reason) == (Lease.State.RELEASED, "The node handed it back.")
+    assert not transitions.request_hand_back(job, "site", reason), "no node has it"
     assert other_agent.request_action().action == "job"
-
-
-def test_hand_back_request_does_not_replace_cancellation(claimed_job: ClaimedJob) -> None:
-    transitions.cancel_job(claimed_job.job, "ada", "Wrong seed.")
-    assert not transitions.request_hand_back(claimed_job.job, "site", "Make room.")
-    assert send_heartbeat(claimed_job).stop == "cancel"
 
 
 def test_held_job_waits_until_queued(claimed_job: ClaimedJob, other_agent: Agent) -> None:
     assert transitions.hold_job(claimed_job.job, "ada", "Let me look first.")
     assert send_heartbeat(claimed_job).stop == "finish"
     claimed_job.finish("released")
-    assert claimed_job.job.state == Job.State.HELD
+    job = claimed_job.job
+    assert (job.state, job.reason, job.hold_requested) == (Job.State.HELD, "Let me look first.", False)
     assert other_agent.request_action().action == "idle"
-    transitions.queue_job(claimed_job.job, "ada")
+    queued_at = job.queued_at
+    transitions.queue_job(job, "ada")
+    assert job.queued_at > queued_at
     assert other_agent.request_action().action == "job"
+    assert [event.actor for event in Event.objects.about(job)] == ["node:loco", "ada", "node:loco", "ada", "node:other"]
 
 
 # --- the node's state ------------------------------------------------------------------------------------------------

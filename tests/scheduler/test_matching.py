@@ -288,6 +288,7 @@ CORE = {"from_core": True, "track": "large"}
         ("2x3090", replace(ANY_NODE, gpus=1), "labeled 2x3090"),
         ("2x24gb", replace(ANY_NODE, gpus=1), "with 2 GPUs of 24 GB"),
         ("1x3090", replace(ANY_NODE, gpus=1), None),
+        ("2x3090", replace(ANY_NODE, labels=frozenset({"1x3090"})), "labeled 2x3090"),
         ("8x80gb", LABELED_BY_OWNER, "with 8 GPUs of 80 GB"),
         ("1x3090", LABELED_BY_OWNER, "labeled 1x3090"),
         ("model:tiny", ANY_NODE, None),

@@ -5,24 +5,17 @@ from __future__ import annotations
 import errno
 import gzip
 import json
-import os
 import random
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
-from django.core.files.storage import default_storage
-from django.db import connection
 
 from scheduler import storage
 from scheduler.campaigns import producer, quality, shards, sources, transitions
 from scheduler.campaigns.models import Campaign, Packet, Paragraph, Shard
 from scheduler.campaigns.transitions import CampaignError
 from scheduler.models import Blob
-from tests.support.paths import REPOSITORY
 from tests.support.volunteers import build_document, fill_campaign, make_campaign, start_volunteer
 
 pytestmark = pytest.mark.processes
@@ -180,40 +173,6 @@ def test_campaign_with_invalid_settings_does_not_start(
 
 
 # --- several processes ------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-@pytest.mark.services
-def test_killed_producer_creates_each_packet_once(transactional_db: None, settings: Any, tmp_path: Path) -> None:
-    documents = [build_document(number) for number in range(60)]
-    campaign = make_campaign(settings, tmp_path, documents, chunks_per_packet=4)
-    database = connection.settings_dict
-    if connection.vendor == "postgresql":
-        url = "postgres://{USER}:{PASSWORD}@{HOST}:{PORT}/{NAME}".format(**database)
-    else:
-        url = f"sqlite:///{database['NAME']}"
-    environment = {
-        **os.environ,
-        "DATABASE_URL": url,
-        "DAILYTRAIN_HOME": str(Path(default_storage.path("")).parent),
-        "TEST_DATABASE": str(database["NAME"]),
-        "REPHRASE_FILES": str(tmp_path / "files"),
-        "PYTHONPATH": str(REPOSITORY),
-    }
-    command = [sys.executable, "-m", "tests.scheduler.campaigns.packet_producer", str(campaign.pk)]
-    for seconds in (0.35, 0.1, None):
-        process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
-        if seconds:
-            time.sleep(seconds)
-            process.kill()
-        assert process.wait() in (0, -9)
-        process.stdout.close()
-    campaign.refresh_from_db()
-    assert get_documents(campaign) == documents
-    assert (campaign.rows_read, campaign.is_exhausted) == (60, True)
-    assert campaign.chunk_count == sum(len(packet.chunks) for packet in campaign.packets.all())
 
 
 def test_concurrent_producers_create_each_packet_once(db: None, settings: Any, tmp_path: Path) -> None:

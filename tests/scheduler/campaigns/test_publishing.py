@@ -130,10 +130,11 @@ def test_dataset_card_describes_method_and_contributors(hub: Hub, done_campaign:
         assert sentence in card, sentence
 
 
-def test_dataset_card_escapes_names_but_not_addresses_and_code() -> None:
+def test_dataset_card_escapes_names_but_not_addresses_and_code(campaign: Campaign) -> None:
     manifest = {"rows": 1, "address": "https://train.example.org/campaigns/one/", "set_aside": {"rows": 0}}
-    campaign = Campaign(source=Campaign.Source.HUB, dataset="org/my_texts", model="org/a_model")
+    campaign.source, campaign.dataset, campaign.model = Campaign.Source.HUB, "org/my_texts", "org/a_model"
     card = "\n".join(dataset_files.build_introduction(campaign, manifest))
+    card += "\n".join(dataset_files.build_method_section(campaign))
     for text in ("[org/my\\_texts](", "/datasets/org/my_texts)", "`org/a_model`"):
         assert text in card
 
@@ -215,7 +216,9 @@ def test_hub_dataset_opens_as_corpus(
         open_corpus(f"rephrased:trains/nothing@{pin}")
 
 
-def test_hub_source_is_pinned_and_read(hub: Hub, db: None, settings: Any, tmp_path: Path) -> None:
+def test_hub_source_is_pinned_read_once_and_from_a_folder_that_can_be_written(
+    hub: Hub, db: None, settings: Any, tmp_path: Path
+) -> None:
     lines = "".join(json.dumps({"text": build_document(number)}) + "\n" for number in range(3)).encode()
     card = b"---\nconfigs:\n- config_name: en\n  data_files:\n  - split: train\n    path: en/train-*.jsonl\n---\n"
     source = hub.repositories["datasets/owner/words"] = Repository()
@@ -225,25 +228,12 @@ def test_hub_source_is_pinned_and_read(hub: Hub, db: None, settings: Any, tmp_pa
     campaign = make_campaign(settings, tmp_path, **fields)
     source.add_commit("later", "", {"README.md": card, "en/train-0.jsonl": b""})
     Campaign.objects.filter(pk=campaign.pk).update(revision=commit.id)
-    campaign = fill_campaign(campaign)
-    assert (campaign.source_error, campaign.revision, campaign.files) == ("", commit.id, ["en/train-0.jsonl"])
-    assert (campaign.rows_read, campaign.is_exhausted) == (3, True)
-    assert not (tmp_path / "sources" / str(campaign.pk)).exists(), "downloads are deleted"
-
-
-def test_source_of_a_campaign_is_produced_once_and_its_folder_must_be_writable(
-    hub: Hub, db: None, settings: Any, tmp_path: Path
-) -> None:
-    lines = "".join(json.dumps({"text": build_document(number)}) + "\n" for number in range(3)).encode()
-    hub.repositories["datasets/owner/words"] = Repository()
-    hub.repositories["datasets/owner/words"].add_commit("texts", "", {"train.jsonl": lines})
-    campaign = make_campaign(settings, tmp_path, source="hub", dataset="owner/words")
     with producer.claim_campaign(campaign.pk) as is_claimed:
         assert is_claimed
         assert producer.produce_campaign(campaign.pk) == 0
         assert hub.requests == []
     folder = tmp_path / "sources" / str(campaign.pk)
-    folder.parent.mkdir()
+    folder.parent.mkdir(exist_ok=True)
     folder.write_bytes(b"")
     assert fill_campaign(campaign).source_error == f"{folder}: File exists."
     folder.unlink()
@@ -251,6 +241,9 @@ def test_source_of_a_campaign_is_produced_once_and_its_folder_must_be_writable(
         (folder / name).mkdir(parents=True)
         (folder / name / "train.jsonl").write_bytes(b"{")
         os.utime(folder / name, (time.time() - age,) * 2)
-    sources.download_file(campaign, "train.jsonl", folder / "train.jsonl")
+    sources.download_file(campaign, "en/train-0.jsonl", folder / "train.jsonl")
     assert {found.name for found in folder.iterdir()} == {".part-new", "train.jsonl"}, "an old download is deleted"
-    assert producer.produce_campaign(campaign.pk) > 0
+    campaign = fill_campaign(campaign)
+    assert (campaign.source_error, campaign.revision, campaign.files) == ("", commit.id, ["en/train-0.jsonl"])
+    assert (campaign.rows_read, campaign.is_exhausted) == (3, True)
+    assert not folder.exists(), "downloads are deleted"

@@ -26,6 +26,7 @@ from tests.support.volunteers import (
 from trainer import protocol
 
 pytestmark = pytest.mark.sql
+DOCUMENTS = [build_document(number) for number in range(10)]
 
 
 def get_volunteer(agent: VolunteerAgent) -> Volunteer:
@@ -34,16 +35,13 @@ def get_volunteer(agent: VolunteerAgent) -> Volunteer:
 
 @pytest.fixture
 def campaign(db: None, settings: Any, tmp_path: Path) -> Campaign:
-    documents = [build_document(number) for number in range(10)]
-    return fill_campaign(make_campaign(settings, tmp_path, documents))
+    return fill_campaign(make_campaign(settings, tmp_path, DOCUMENTS))
 
 
 @pytest.fixture
-def replicated_campaign(campaign: Campaign) -> Campaign:
+def replicated_campaign(db: None, settings: Any, tmp_path: Path) -> Campaign:
     """A campaign half of whose packets are written twice."""
-    Campaign.objects.update(replication_rate=0.5)
-    campaign.refresh_from_db()
-    return campaign
+    return fill_campaign(make_campaign(settings, tmp_path, DOCUMENTS, replication_rate=0.5))
 
 
 def write_half(text: str, style: str, salt: str) -> str:

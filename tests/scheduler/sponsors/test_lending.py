@@ -249,17 +249,6 @@ def test_bubblewrap_without_capabilities_works(monkeypatch: pytest.MonkeyPatch) 
     assert re.search(r"^NoNewPrivs:\s1$", process.stdout, re.MULTILINE)
 
 
-def test_pipx_command_starts_agent_from_wheel(client: Client, signed_in_user: User, settings: Settings) -> None:
-    command = get_install_command(client, create_lent_node(client, labels="mine"), "pipx")
-    wheel = f"{settings.SITE_URL}/download/dailytrain-1.2.3-py3-none-any.whl#sha256={sha256(b'a wheel').hexdigest()}"
-    assert command[:4] == ["pipx", "run", "--spec", f"dailytrain[training,gpu,notebook,swarm] @ {wheel}"]
-    project = tomllib.loads((Path(settings.BASE_DIR) / "pyproject.toml").read_text())["project"]
-    assert command[4] in project["scripts"]
-    assert project["name"] == "dailytrain"
-    assert command[5] == "node"
-    assert build_parser().parse_args(command[6:]).label == ["mine"]
-
-
 @pytest.mark.parametrize("result", ["true", "false"])
 def test_pipx_command_of_a_hopper_gpu_starts_the_node_with_and_without_a_wheel(
     client: Client, signed_in_user: User, tmp_path: Path, result: str
@@ -295,24 +284,25 @@ def test_pipx_command_of_a_hopper_gpu_starts_the_node_with_and_without_a_wheel(
         ({"packets": "between"}, "training,notebook,swarm,rephrase"),
         ({"packets": "only"}, "rephrase"),
         ({"serves": "track", "serves_track": "small"}, "training,notebook"),
+        ({"gpu_count": "2"}, "training,gpu,notebook,swarm"),
     ],
 )
-def test_pipx_command_brings_what_the_node_is_lent_for(
+def test_pipx_command_installs_the_wheel_with_what_the_node_is_lent_for(
     client: Client, signed_in_user: User, settings: Settings, fields: dict[str, str], extras: str
 ) -> None:
     settings.POOL_TRACKS = "tests.scheduler.sponsors.test_lending.list_two_tracks"
-    node = create_lent_node(client, gpu_count="0", **fields)
+    node = create_lent_node(client, **{"gpu_count": "0", "labels": "mine", **fields})
     assert (node.serves, node.serves_track) == (fields.get("serves", "everyone"), fields.get("serves_track", ""))
     assert ("Small models only" in get_node_page(client, node)) == ("serves" in fields)
     command = get_install_command(client, node, "pipx")
-    assert command[3].startswith(f"dailytrain[{extras}] @ http")
+    wheel = f"{settings.SITE_URL}/download/dailytrain-1.2.3-py3-none-any.whl#sha256={sha256(b'a wheel').hexdigest()}"
+    assert command[:4] == ["pipx", "run", "--spec", f"dailytrain[{extras}] @ {wheel}"]
     project = tomllib.loads((Path(settings.BASE_DIR) / "pyproject.toml").read_text())["project"]
     assert set(project["optional-dependencies"]) >= set(extras.split(","))
-
-
-def test_install_page_without_wheel_names_the_remedy(client: Client, signed_in_user: User, settings: Settings) -> None:
+    assert (project["name"], command[4] in project["scripts"], command[5]) == ("dailytrain", True, "node")
+    assert build_parser().parse_args(command[6:]).label == ["mine"]
     settings.NODE_IMAGE, settings.WHEELS = "", settings.WHEELS / "nothing"
-    page = get_node_page(client, create_lent_node(client))
+    page = get_node_page(client, node)
     assert "pipx run" not in page
     assert "manage.py build_wheel" in page
 
