@@ -81,15 +81,6 @@ def test_third_node_with_the_longest_name_gets_a_free_one() -> None:
     assert names == ["n" * 80, *("n" * 74 + f"-{number}" for number in (2, 3, 4))]
 
 
-def test_renewal_token_registers_same_node() -> None:
-    node, old_token = create_node()
-    response = read_registration(post_registration(node_tokens.create_join_token(renews=node), "any-name"))
-    assert response.node == node.pk
-    assert Agent(old_token).poll().status_code == 401
-    assert Agent(response.token).poll().status_code == 200
-    assert Node.objects.get().name == "loco"
-
-
 def test_tokens_are_hashed_in_every_table_and_have_prefixes() -> None:
     join = node_tokens.create_join_token()
     node = read_registration(post_registration(join)).token

@@ -84,14 +84,6 @@ def test_node_outside_window_gets_next_opening(agent: Agent) -> None:
     assert "09:00 (Asia/Kolkata)" in action.reason
 
 
-def test_job_whose_checkpoint_exceeds_window_is_not_leased(agent: Agent) -> None:
-    create_job(author="slow", expected_seconds=36_000, checkpoint_seconds=3600)
-    create_job(author="quick", expected_seconds=36_000, checkpoint_seconds=300)
-    Node.objects.update(available="until", available_until=timezone.now() + timedelta(minutes=30))
-    assert finish_all_jobs(agent) == {"quick"}
-    assert finish_next_job(agent) == "The waiting jobs need a node that is free for 63 minutes at a stretch."
-
-
 def test_node_is_stopped_before_window_ends_and_job_resumes(agent: Agent) -> None:
     create_job(expected_seconds=36_000, checkpoint_seconds=60)
     Node.objects.update(available="until", available_until=timezone.now() + timedelta(hours=2))
