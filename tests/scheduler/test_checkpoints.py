@@ -10,9 +10,9 @@ from django.contrib.auth.models import User
 from django.db.models import Sum
 from pytest_django import DjangoCaptureOnCommitCallbacks, Settings
 
-from leaderboard.models import Entry, Run, Season, Track
 from scheduler import checkpoints, storage
 from scheduler.models import Blob, Checkpoint, Job, Lease, Node
+from tests.support import scene
 from tests.support.pool import (
     Agent,
     ClaimedJob,
@@ -137,16 +137,11 @@ def test_checkpoint_that_a_run_starts_from_keeps_its_files(
     claimed_job: ClaimedJob, upload_checkpoint: Upload, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     set_drawn_stretch(monkeypatch, 1)
-    season = Season.objects.create(name="first", corpus="python-library", tokenizer="bpe:512")
-    track = Track.objects.create(slug="cpu", name="CPU", season=season, budget="10s", expected_seconds=10)
-    fields = {"title": "An idea", "repository": "here", "sha": "0" * 40, "architecture": "gpt"}
-    entry = Entry.objects.create(
-        kind=Entry.Kind.ARCHITECTURE, track=track, bundle=storage.store_bytes(b"an entry"), **fields
-    )
+    entry = scene.create_entry(scene.create_track(), "An idea", bundle=storage.store_bytes(b"an entry"))
     upload_checkpoint(claimed_job, 1)
     upload_checkpoint(claimed_job, 2)
     start = claimed_job.job.checkpoints.get(step=2)
-    run = Run.objects.create(entry=entry, track=track, season=season, seed=1, budget="10s", start_checkpoint=start)
+    run = scene.create_run(entry, start_checkpoint=start)
     for step in range(3, 7):
         upload_checkpoint(claimed_job, step)
     assert list_steps_with_files(claimed_job) == [1, 2, 5, 6]

@@ -11,9 +11,9 @@ from django.core.files.storage import default_storage
 from django.utils import timezone
 from pytest_django import DjangoAssertNumQueries, DjangoCaptureOnCommitCallbacks
 
-from leaderboard.models import Entry, Run, Season, Track
 from scheduler import node_tokens, retention, storage
 from scheduler.models import Blob, Checkpoint, Job, JoinToken, Lease, LogChunk, Node
+from tests.support import scene
 from tests.support.pool import Agent, ClaimedJob, create_job, find_blob
 
 LATER = timedelta(days=365)
@@ -106,14 +106,9 @@ def test_stray_files_among_many_are_found_in_one_query_per_batch(
 
 def test_retention_keeps_scored_checkpoint(claimed_job: ClaimedJob, delete_expired: DeleteExpired) -> None:
     """A row of any app that refers to a superseded checkpoint keeps it."""
-    season = Season.objects.create(name="first", corpus="python-library", tokenizer="bpe:512")
-    track = Track.objects.create(slug="cpu", name="CPU", season=season, budget="10s", expected_seconds=10)
-    fields = {"title": "An idea", "repository": "here", "sha": "0" * 40, "architecture": "gpt"}
-    entry = Entry.objects.create(
-        kind=Entry.Kind.ARCHITECTURE, track=track, bundle=storage.store_bytes(b"an entry"), **fields
-    )
+    entry = scene.create_entry(scene.create_track(), "An idea", bundle=storage.store_bytes(b"an entry"))
     scored_from = claimed_job.job.checkpoints.get(step=2)
-    run = Run.objects.create(entry=entry, track=track, season=season, seed=1, budget="10s", checkpoint=scored_from)
+    run = scene.create_run(entry, checkpoint=scored_from)
     claimed_job.finish()
     delete_expired()
     assert list_steps(claimed_job.job) == [2, 3]

@@ -13,6 +13,7 @@ from scheduler.campaigns.models import Campaign
 from scheduler.models import Job
 from scheduler.transitions import JobEvent
 from tests.support import campaign_scene
+from tests.support.pool import create_job
 
 pytestmark = pytest.mark.django_db
 UNMEASURED = planner.MeasuredRates(None, None, None, None)
@@ -54,11 +55,11 @@ def test_measured_rate_ignores_malformed_and_implausible_sessions(
     client: Client, results: list[dict[str, Any]], rate: float | None
 ) -> None:
     campaign = campaign_scene.create_campaign()
-    job = Job.objects.get(rephrase_session__campaign=campaign)
     for result in results:
-        job.pk, job.state, job.result = None, Job.State.DONE, result
-        job.save()
+        job = create_job(kind="rephrase")
         campaign.sessions.create(job=job)
+        transitions.apply_job_event(job, JobEvent.TAKE, actor="")
+        transitions.apply_job_event(job, JobEvent.FINISH, actor="", result=result)
     assert planner.measure_rates(campaign).tokens_per_second == rate
     assert client.get(campaign.get_absolute_url()).status_code == 200
 

@@ -235,7 +235,7 @@ def test_hub_source_is_pinned_read_once_and_from_a_folder_that_can_be_written(
     folder = tmp_path / "sources" / str(campaign.pk)
     folder.parent.mkdir(exist_ok=True)
     folder.write_bytes(b"")
-    assert fill_campaign(campaign).source_error == f"{folder}: File exists."
+    assert fill_campaign(campaign).source_error == f"{folder}/en: Not a directory."
     folder.unlink()
     for name, age in ((".part-old", 2 * 86_400), (".part-new", 60)):
         (folder / name).mkdir(parents=True)
