@@ -14,7 +14,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: audit fuzz help install run test test-all test-sql test-services test-cuda coverage lint size check check-nightly node chaos chaos-swarm chaos-rephrase docs docs-cli docs-reference dist pictures fmt lock
+.PHONY: audit fuzz help install run test test-all test-sql test-services test-cuda coverage lint size check check-nightly node chaos chaos-swarm chaos-rephrase docs docs-cli docs-reference dist pictures fmt lock mutants
 
 help:            ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## */\t/' | expand -t 12
@@ -58,6 +58,13 @@ coverage: install  ## lines and branches that the quick tests run; all tests: ma
 	$(BIN)/coverage run -m pytest $(PYTEST_FLAGS) -m "$(MARKERS)" $(TESTS)
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report
+
+# SUBJECT: patterns of what to change; all of it takes hours. `.venv/bin/python .ci/mutants.py show NAME` shows one.
+mutants: install  ## changes in the code that decides verdicts which no test notices: make mutants SUBJECT="scheduler.leases.*"
+	$(BIN)/pip install --quiet mutmut==3.8.1
+	rm -rf mutants
+	OMP_NUM_THREADS=1 $(BIN)/python .ci/mutants.py run --max-children $(WORKERS) $(foreach name,$(SUBJECT),'$(name)')
+	$(BIN)/python .ci/mutants.py results
 
 lint: install    ## style, types, import rules, known insecure calls, migrations, settings, size
 	$(BIN)/ruff check .

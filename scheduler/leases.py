@@ -181,7 +181,7 @@ def renew_lease(lease: Lease, message: protocol.Heartbeat) -> protocol.Heartbeat
     if job.stop_requested:
         return protocol.HeartbeatReply(stop=job.stop_requested, reason=job.stop_reason)  # type: ignore[arg-type]
     if node.state == Node.State.PAUSED:
-        return protocol.HeartbeatReply(stop="finish", reason=node.reason or "This node was paused.")
+        return protocol.HeartbeatReply(stop="finish", reason=node.reason)
     if reason := deadlines.find_stop_reason(lease, now):
         return protocol.HeartbeatReply(stop="finish", reason=reason)
     return protocol.HeartbeatReply()

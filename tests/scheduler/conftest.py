@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 from pytest_django import Settings
 
-from tests.support.pool import Agent, create_node
+from tests.support.pool import Agent, ClaimedJob, create_job, create_node
 from tests.support.recording_handler import CALLS
 
 
@@ -22,3 +22,14 @@ def calls(settings: Settings) -> Iterator[list[tuple[str, object]]]:
 def agent(db: None) -> Agent:
     """The agent of a joined node."""
     return Agent(create_node()[1])
+
+
+@pytest.fixture
+def other_agent(db: None) -> Agent:
+    return Agent(create_node("other")[1])
+
+
+@pytest.fixture
+def claimed_job(agent: Agent) -> ClaimedJob:
+    create_job()
+    return agent.claim_job()

@@ -10,14 +10,13 @@ from django.contrib.auth.models import User
 from django.db.models import Sum
 from pytest_django import DjangoCaptureOnCommitCallbacks, Settings
 
-from leaderboard.models import Entry, Run, Season, Track
 from scheduler import checkpoints, storage
 from scheduler.models import Blob, Checkpoint, Job, Lease, Node
+from tests.support import scene
 from tests.support.pool import (
     Agent,
     ClaimedJob,
     build_file_reference,
-    create_job,
     create_node,
     find_blob,
     read_error_detail,
@@ -26,8 +25,6 @@ from trainer import protocol
 
 pytestmark = pytest.mark.sql
 
-NIGHT = 93
-"""Checkpoints of a night of 23.25 hours, one every 15 minutes."""
 GIB = 1000
 """Bytes that represent a GiB in these tests."""
 WEIGHTS, OPTIMIZER = 5160, 7780
@@ -41,12 +38,6 @@ Upload = Callable[..., None]
 @pytest.fixture(autouse=True)
 def _limits(settings: Settings) -> None:
     settings.BLOB_MAX_BYTES, settings.LEASE_MAX_BYTES = BLOB_MAX, LEASE_MAX
-
-
-@pytest.fixture
-def claimed_job(agent: Agent) -> ClaimedJob:
-    create_job()
-    return agent.claim_job()
 
 
 @pytest.fixture
@@ -89,53 +80,33 @@ def download_content(claimed_job: ClaimedJob, sha256: str) -> bytes:
     return b"".join(response.streaming_content)  # type: ignore[attr-defined]
 
 
-@pytest.mark.slow
-@pytest.mark.services
 def test_checkpoints_of_a_whole_night_fit_into_the_lease_limit(
     claimed_job: ClaimedJob, upload_checkpoint: Upload
 ) -> None:
-    checkpoint_bytes = WEIGHTS + OPTIMIZER
-    assert NIGHT * checkpoint_bytes > 4 * LEASE_MAX
-    release = Blob.objects.count()
-    for step in range(1, NIGHT + 1):
+    count, size, release = 30, WEIGHTS + OPTIMIZER, Blob.objects.count()
+    assert count * size > LEASE_MAX
+    for step in range(1, count + 1):
         upload_checkpoint(claimed_job, step, WEIGHTS, OPTIMIZER - 12)
         counted = Lease.objects.aggregate(total=Sum("uploads__size"))["total"]
-        assert counted <= 2 * (checkpoint_bytes + 20)
-        assert counted + checkpoint_bytes <= LEASE_MAX, "the limit leaves room for the next checkpoint"
+        assert counted <= 2 * (size + 20)
         steps = list_steps_with_files(claimed_job)
         assert steps[-2:] == [step - 1, step][-step:]
         assert len(steps) <= 6, "the first, the last two, and the ends of two stretches"
     assert Blob.objects.count() == release + 2 * len(steps)
-    assert claimed_job.job.checkpoints.count() == NIGHT, "rows with hashes stay"
-    claimed_job.finish("released")
-    next_job = Agent(create_node("next")[1]).claim_job()
-    resume = next_job.spec.order.resume  # type: ignore[union-attr]
-    assert resume is not None
-    assert resume.step == NIGHT
-    assert [len(download_content(next_job, file.sha256)) for file in resume.files] == [
-        file.size for file in resume.files
-    ]
+    assert claimed_job.job.checkpoints.count() == count, "rows with hashes stay"
 
 
+@pytest.mark.parametrize(("drawn", "kept"), [(4, [1, 2, 3, 4, 7, 8]), (1, [1, 7, 8])])
 def test_superseded_checkpoint_of_the_drawn_stretch_keeps_its_files(
-    claimed_job: ClaimedJob, upload_checkpoint: Upload, monkeypatch: pytest.MonkeyPatch
+    claimed_job: ClaimedJob, upload_checkpoint: Upload, monkeypatch: pytest.MonkeyPatch, drawn: int, kept: list[int]
 ) -> None:
-    set_drawn_stretch(monkeypatch, 4)
+    set_drawn_stretch(monkeypatch, drawn)
     for step in range(1, 9):
         upload_checkpoint(claimed_job, step)
-    assert list_steps_with_files(claimed_job) == [1, 2, 3, 4, 7, 8]
-    assert find_blob(build_weights(2))
+    assert list_steps_with_files(claimed_job) == kept
+    assert bool(find_blob(build_weights(2))) == (drawn == 4)
     assert not find_blob(build_weights(5))
     assert Lease.objects.get().uploads.count() == 4, "files kept as evidence do not count"
-
-
-def test_drawn_stretch_from_first_weights_keeps_one_checkpoint(
-    claimed_job: ClaimedJob, upload_checkpoint: Upload, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    set_drawn_stretch(monkeypatch, 1)
-    for step in range(1, 6):
-        upload_checkpoint(claimed_job, step)
-    assert list_steps_with_files(claimed_job) == [1, 4, 5]
 
 
 def test_job_of_two_nodes_keeps_one_stretch_for_each(claimed_job: ClaimedJob, upload_checkpoint: Upload) -> None:
@@ -166,16 +137,11 @@ def test_checkpoint_that_a_run_starts_from_keeps_its_files(
     claimed_job: ClaimedJob, upload_checkpoint: Upload, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     set_drawn_stretch(monkeypatch, 1)
-    season = Season.objects.create(name="first", corpus="python-library", tokenizer="bpe:512")
-    track = Track.objects.create(slug="cpu", name="CPU", season=season, budget="10s", expected_seconds=10)
-    fields = {"title": "An idea", "repository": "here", "sha": "0" * 40, "architecture": "gpt"}
-    entry = Entry.objects.create(
-        kind=Entry.Kind.ARCHITECTURE, track=track, bundle=storage.store_bytes(b"an entry"), **fields
-    )
+    entry = scene.create_entry(scene.create_track(), "An idea", bundle=storage.store_bytes(b"an entry"))
     upload_checkpoint(claimed_job, 1)
     upload_checkpoint(claimed_job, 2)
     start = claimed_job.job.checkpoints.get(step=2)
-    run = Run.objects.create(entry=entry, track=track, season=season, seed=1, budget="10s", start_checkpoint=start)
+    run = scene.create_run(entry, start_checkpoint=start)
     for step in range(3, 7):
         upload_checkpoint(claimed_job, step)
     assert list_steps_with_files(claimed_job) == [1, 2, 5, 6]
@@ -217,16 +183,27 @@ def test_checkpoint_older_than_the_newest_is_refused(claimed_job: ClaimedJob) ->
     assert Job.objects.get().checkpoints.count() == 1
 
 
-@pytest.mark.parametrize("limit", ["BLOB_MAX_BYTES", "LEASE_MAX_BYTES"])
-def test_node_refused_by_a_site_limit_is_not_blamed(claimed_job: ClaimedJob, settings: Settings, limit: str) -> None:
+@pytest.mark.parametrize(
+    ("limit", "has_code", "state"),
+    [
+        ("BLOB_MAX_BYTES", False, Job.State.HELD),
+        ("LEASE_MAX_BYTES", False, Job.State.HELD),
+        ("BLOB_MAX_BYTES", True, Job.State.FAILED),
+    ],
+)
+def test_node_refused_by_a_site_limit_is_not_blamed(
+    claimed_job: ClaimedJob, settings: Settings, limit: str, has_code: bool, state: str
+) -> None:
     setattr(settings, limit, 10)
     Node.objects.update(trusted=True)
+    if has_code:
+        Job.objects.update(entry=storage.store_bytes(b"its code"), needs_sandbox=True)
     response = claimed_job.upload_blob(b"a larger file")
     assert response.status_code == 413
     claimed_job.finish("failed", cause="infrastructure", reason=read_error_detail(response))
     job = Job.objects.get()
-    assert (job.state, job.failures) == (Job.State.HELD, 0), "the limit holds for other nodes, too"
-    assert "raise it in the track's limits" in job.reason
+    assert (job.state, job.cause, job.failures) == (state, "model" if has_code else "", 0)
+    assert has_code or "raise it in the track's limits" in job.reason, "the limit holds for other nodes, too"
     assert Node.objects.get().failures == 0
 
 
@@ -244,25 +221,8 @@ def test_limit_of_site_holds_job_only_if_a_second_owner_meets_it(claimed_job: Cl
     assert (job.state, job.failures, job.excluded_nodes) == (Job.State.HELD, 0, [])
 
 
-def test_entry_code_that_writes_too_large_files_fails(claimed_job: ClaimedJob, settings: Settings) -> None:
-    settings.BLOB_MAX_BYTES = 10
-    Node.objects.update(trusted=True)
-    Job.objects.update(entry=storage.store_bytes(b"its code"), needs_sandbox=True)
-    claimed_job.finish(
-        "failed", cause="infrastructure", reason=read_error_detail(claimed_job.upload_blob(b"a larger file"))
-    )
-    job = Job.objects.get()
-    assert (job.state, job.cause) == (Job.State.FAILED, "model")
-    assert Node.objects.get().failures == 0
-
-
 def test_limits_of_a_job_replace_those_of_the_settings(claimed_job: ClaimedJob, settings: Settings) -> None:
     settings.BLOB_MAX_BYTES = settings.LEASE_MAX_BYTES = 10
     Job.objects.update(max_file_bytes=100, max_lease_bytes=20)
     assert claimed_job.upload_blob(b"a larger file").status_code == 200
     assert claimed_job.upload_blob(b"and another one").status_code == 413
-
-
-def test_node_that_fails_for_another_reason_is_blamed(claimed_job: ClaimedJob) -> None:
-    claimed_job.finish("failed", cause="infrastructure", reason="The disk is full.")
-    assert Node.objects.get().failures == 1

@@ -26,11 +26,9 @@ def test_join_token_command_prints_only_token_to_stdout() -> None:
     token = run_command("join_token", "--trusted", "--label", "h100", "--label", "mine")
     row = JoinToken.objects.get(token_hash=node_tokens.hash_token(token))
     assert (row.trusted, row.labels) == (True, ["h100", "mine"])
-
-
-def test_join_token_command_for_unknown_node_fails() -> None:
-    with pytest.raises(CommandError, match="Unknown node 'x'"):
-        run_command("join_token", "--renew", "x")
+    for command in (("join_token", "--renew", "x"), ("node_state", "x", "drain")):
+        with pytest.raises(CommandError, match="Unknown node 'x'"):
+            run_command(*command)
 
 
 def test_node_state_command_prints_new_state() -> None:
@@ -46,11 +44,6 @@ def test_node_state_command_prints_new_state() -> None:
     assert Agent(token).poll().status_code == 403
     assert run_command("node_state", "loco", "revoke") == "loco is banned, trusted, without a token."
     assert Node.objects.get().token_hash is None
-
-
-def test_node_state_command_for_unknown_node_fails_in_one_line() -> None:
-    with pytest.raises(CommandError, match="Unknown node 'x'"):
-        run_command("node_state", "x", "drain")
 
 
 @pytest.mark.parametrize("name", [task for task, _ in INTERVAL_TASKS.values() if task.startswith("scheduler.")])

@@ -11,7 +11,7 @@ from django.utils import timezone
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from scheduler import leases
+from scheduler import leases, transitions
 from scheduler.estimates import QueueEstimates, StartEstimate, estimate_start
 from scheduler.models import Job, Lease, Node
 from tests.support.pool import HARDWARE, Agent, create_job, create_node
@@ -28,17 +28,21 @@ def create_online_node(name: str, *memory_gb: int, **owner_settings: Any) -> Age
     return Agent(token)
 
 
-def create_active_lease(name: str, hours: float, done: float = 0, **needs: Any) -> None:
-    """Lease a job of `hours` to the node, with `done` hours worked."""
-    job = create_job(state=Job.State.LEASED, expected_seconds=hours * 3600, **needs)
-    Lease.objects.create(
-        job=job,
-        node=Node.objects.get(name=name),
-        attempt=1,
-        token_hash=f"{job.pk}",
-        expires_at=timezone.now() + HOUR,
-        seconds=done * 3600,
-    )
+def record_lease(name: str, hours: float, outcome: str) -> None:
+    """Let the node work on the next job for these hours of its lease, and then end it."""
+    granted = leases.claim_job(Node.objects.get(name=name))
+    assert granted
+    lease = Lease.objects.select_related("job", "node").get(pk=granted.lease)
+    Lease.objects.filter(pk=lease.pk).update(seconds=hours * 3600)
+    if outcome:
+        leases.finish_lease(lease, protocol.FinishLease(outcome=outcome))  # type: ignore[arg-type]
+
+
+def create_done_job(*parts: tuple[str, float, str], **fields: Any) -> None:
+    """Create a job that was done in these leases: of a node, with hours and an outcome."""
+    create_job(**fields)
+    for name, hours, outcome in parts:
+        record_lease(name, hours, outcome)
 
 
 def is_near(time: datetime | None, hours: float, now: datetime) -> bool:
@@ -48,33 +52,24 @@ def is_near(time: datetime | None, hours: float, now: datetime) -> bool:
 def test_estimate_duration_follows_recent_jobs() -> None:
     create_online_node("one")
     for _ in range(3):
-        done = create_job(state=Job.State.DONE, track="small", expected_seconds=1000, finished_at=timezone.now())
-        for attempt, part, outcome in ((1, 500, "released"), (2, 1500, "done")):
-            Lease.objects.create(
-                job=done, node=Node.objects.get(), attempt=attempt, outcome=outcome, state=Lease.State.FINISHED,
-                seconds=part, token_hash=f"{done.pk}-{part}", expires_at=timezone.now(),
-            )  # fmt: skip
-    now = timezone.now()
+        create_done_job(
+            ("one", 500 / 3600, "released"), ("one", 1500 / 3600, "done"), track="small", expected_seconds=1000
+        )
     slow, other = create_job(track="small", expected_seconds=3600), create_job(track="other", expected_seconds=3600)
-    queue_estimates = QueueEstimates(now)
-    lengths = [
-        queue_estimates.get_estimate(job).ends_at - queue_estimates.get_estimate(job).begins_at for job in (slow, other)
-    ]  # type: ignore[operator]
-    assert lengths == [2 * HOUR, HOUR]
+    queue_estimates = QueueEstimates(timezone.now())
+    for job, hours in ((slow, 2), (other, 1)):
+        estimate = queue_estimates.get_estimate(job)
+        assert estimate.ends_at - estimate.begins_at == hours * HOUR  # type: ignore[operator]
 
 
 def test_estimate_duration_follows_the_node_that_runs_it() -> None:
     """A job of an hour took a quarter of it on one node, and four hours on the other."""
     create_online_node("fast", 25)
     create_online_node("slow", 80)
-    now = timezone.now()
     for name, hours in (("fast", 0.25), ("slow", 4)):
-        done = create_job(state=Job.State.DONE, track="small", expected_seconds=3600, finished_at=now)
-        Lease.objects.create(
-            job=done, node=Node.objects.get(name=name), attempt=1, state=Lease.State.FINISHED, outcome="done",
-            seconds=hours * 3600, token_hash=name, expires_at=now,
-        )  # fmt: skip
+        create_done_job((name, hours, "done"), track="small", expected_seconds=3600)
     small, large = (create_job(track="small", expected_seconds=3600, needs_labels=[f"1x{gb}gb"]) for gb in (24, 80))
+    now = timezone.now()
     queue_estimates = QueueEstimates(now)
     assert is_near(queue_estimates.get_estimate(small).ends_at, 0.25, now)
     assert is_near(queue_estimates.get_estimate(large).ends_at, 4, now)
@@ -83,24 +78,28 @@ def test_estimate_duration_follows_the_node_that_runs_it() -> None:
 def test_estimates_follow_the_job_that_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three jobs of 14 seconds wait behind one that has taken ten times as long as expected: one after the other."""
     create_online_node("slow")
-    create_active_lease("slow", 110 / 3600, done=680 / 3600, track="small")
+    create_job(track="small", expected_seconds=110)
+    record_lease("slow", 680 / 3600, "")
     monkeypatch.setattr("scheduler.job_kinds.estimate_seconds_left", lambda jobs: {job.pk: 420.0 for job in jobs})
     now = timezone.now()
     waiting = [create_job(track="small", expected_seconds=14) for _ in range(3)]
     queue_estimates = QueueEstimates(now)
-    times = [queue_estimates.get_estimate(job) for job in waiting]
-    for number, estimate in enumerate(times):
+    for number, job in enumerate(waiting):
+        estimate = queue_estimates.get_estimate(job)
         assert is_near(estimate.begins_at, (420 + 140 * number) / 3600, now)
         assert is_near(estimate.ends_at, (560 + 140 * number) / 3600, now)
 
 
-def test_estimate_ignores_node_whose_lending_ends() -> None:
-    create_online_node("weekend", available="until", available_until=timezone.now() + HOUR)
-    create_active_lease("weekend", 3)
-    assert (
-        estimate_start(create_job(), timezone.now()).reason
-        == "Waits for a node that fits: it is unknown when one is lent again."
-    )
+def test_job_without_an_estimate_has_a_reason() -> None:
+    create_online_node("weekend")
+    create_job(expected_seconds=3 * 3600)
+    record_lease("weekend", 0, "")
+    Node.objects.update(available="until", available_until=timezone.now() + HOUR)
+    job = create_job()
+    expected = "Waits for a node that fits: it is unknown when one is lent again."
+    assert estimate_start(job, timezone.now()).reason == expected
+    transitions.hold_job(job, "ada", "ada holds it back.")
+    assert estimate_start(job, timezone.now()) == StartEstimate(None, "ada holds it back.")
 
 
 def test_estimate_order_has_fair_shares_between_authors() -> None:
@@ -109,21 +108,8 @@ def test_estimate_order_has_fair_shares_between_authors() -> None:
     bob_job = create_job(author="bob", expected_seconds=3600)
     nightly_job = create_job(author="", priority=Job.Priority.NIGHTLY)
     queue_estimates = QueueEstimates(timezone.now())
-    assert [
-        queue_estimates.get_estimate(job).position
-        for job in (nightly_job, ada_jobs[0], bob_job, ada_jobs[1], ada_jobs[2])
-    ] == [
-        1,
-        2,
-        3,
-        4,
-        5,
-    ]
-
-
-def test_estimate_of_unqueued_job_has_its_reason() -> None:
-    held_job = create_job(state=Job.State.HELD, reason="ada holds it back.")
-    assert estimate_start(held_job, timezone.now()) == StartEstimate(None, "ada holds it back.")
+    order = (nightly_job, ada_jobs[0], bob_job, *ada_jobs[1:])
+    assert [queue_estimates.get_estimate(job).position for job in order] == [1, 2, 3, 4, 5]
 
 
 needs = st.fixed_dictionaries(
@@ -163,15 +149,3 @@ def test_estimate_first_job_is_claimed_first(db: None, gpus: int, queue: list[di
         claimed = [Lease.objects.get(pk=granted.lease).job_id] if granted else []
         assert predicted == claimed
         transaction.set_rollback(True)
-
-
-def test_estimate_assigns_large_node_to_large_job() -> None:
-    create_online_node("large", *[24] * 4)
-    one_gpu_job, four_gpu_job = (
-        create_job(needs_gpus=1, expected_seconds=3600),
-        create_job(needs_gpus=4, expected_seconds=7200),
-    )
-    now = timezone.now()
-    queue_estimates = QueueEstimates(now)
-    assert queue_estimates.get_estimate(four_gpu_job).begins_at == now
-    assert queue_estimates.get_estimate(one_gpu_job).begins_at == now + 2 * HOUR

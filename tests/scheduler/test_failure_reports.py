@@ -76,6 +76,13 @@ def test_model_failure_is_final_once_second_owner_or_trusted_node_agrees(job: Jo
     assert set(job.failure_reports.values_list("state", flat=True)) == {FailureReport.State.CONFIRMED}
 
 
+def test_order_claimed_impossible_by_two_owners_fails_as_infrastructure(job: Job) -> None:
+    for name in ("first", "second"):
+        create_agent(name).claim_job().finish("failed", fault="order", reason="The configuration is invalid.")
+    assert get_state(job) == (Job.State.FAILED, "infrastructure")
+    assert (get_failures("first"), get_failures("second"), job.excluded_nodes) == (0, 0, [])
+
+
 def test_nodes_without_owner_do_not_confirm_each_other(job: Job) -> None:
     for name in ("first", "second"):
         Agent(create_node(name)[1]).claim_job().finish("failed", cause="model", reason=NAN)
@@ -95,29 +102,15 @@ def test_claim_is_refuted_once_accepted_node_goes_on_past_it(job: Job, fields: d
     assert claimed_job.row.machine_fault == (state == "refuted"), "a refuted claim is no contribution"
 
 
-def test_order_claimed_impossible_by_two_owners_fails_as_infrastructure(job: Job) -> None:
-    for name in ("first", "second"):
-        create_agent(name).claim_job().finish("failed", fault="order", reason="The configuration is invalid.")
-    assert get_state(job) == (Job.State.FAILED, "infrastructure")
-    assert (get_failures("first"), get_failures("second"), job.excluded_nodes) == (0, 0, [])
-
-
 # --- faults of machines -----------------------------------------------------------------------------------------------
 
 
-def test_node_with_machine_fault_never_gets_job_again(job: Job) -> None:
+def test_node_with_machine_fault_gets_job_again_once_it_is_readmitted(job: Job) -> None:
     agent = create_agent("dying")
     agent.claim_job().finish("failed", reason="CUDA error: uncorrectable ECC error encountered")
     Node.objects.update(rest_until=None)
     idle = agent.request_action()
     assert (idle.action, "has not failed at this job" in idle.reason) == ("idle", True)
-    assert create_agent("sound").claim_job().spec.attempt == 2
-
-
-def test_excluded_node_gets_job_again_once_it_is_readmitted(job: Job) -> None:
-    agent = create_agent("dying")
-    agent.claim_job().finish("failed", reason="CUDA error")
-    Node.objects.update(rest_until=None)
     failure_reports.readmit_node(Node.objects.get(name="dying"))
     assert agent.claim_job().spec.attempt == 2
 
@@ -161,17 +154,24 @@ def test_node_that_takes_job_again_and_again_without_checkpoint_is_excluded(job:
 @pytest.mark.parametrize("kind", failure_reports.SHARED_KINDS)
 def test_node_that_hands_alike_jobs_back_again_and_again_is_at_fault(db: None, settings: Settings, kind: str) -> None:
     settings.JOB_KINDS = {**settings.JOB_KINDS, kind: settings.JOB_KINDS["train"]}
-    node = create_node("fickle")[0]
+    node = create_node("fickle", packets=Node.Packets.BETWEEN)[0]
     for number in range(1, 1 + failure_reports.FRUITLESS_LEASES):
-        leased = create_job(kind=kind, state=Job.State.LEASED, attempts=1)
-        leases.create_lease(leased, node)
-        leases.finish_lease(Lease.objects.get(job=leased), protocol.FinishLease(outcome="released"))
+        job = create_job(kind=kind)
+        assert leases.claim_job(node)
+        leases.finish_lease(Lease.objects.get(job=job), protocol.FinishLease(outcome="released"))
+        transitions.cancel_job(job, "site", "Another one like it follows.")
         assert get_failures("fickle") == (number == failure_reports.FRUITLESS_LEASES)
 
 
-def test_failures_of_one_owners_nodes_count_once_until_next_checkpoint(job: Job) -> None:
-    for number in range(6):
-        create_agent(f"mallory {number}", "mallory").claim_job().finish("failed", reason="No GPU.")
+@pytest.mark.parametrize("end", ["failed", "lost"])
+def test_failures_of_one_owners_nodes_count_once_until_next_checkpoint(job: Job, end: str) -> None:
+    Job.objects.update(max_attempts=2)
+    for number in range(3):
+        claimed_job = create_agent(f"mallory {number}", "mallory").claim_job()
+        if end == "failed":
+            claimed_job.finish("failed", reason="No GPU.")
+        else:
+            leases.lose_lease(claimed_job.row, "It fell silent.")
     assert get_state(job) == (Job.State.QUEUED, "")
     assert job.failures == 1
 

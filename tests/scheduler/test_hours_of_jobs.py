@@ -10,6 +10,7 @@ from django.utils import timezone
 from scheduler import estimates, job_groups, leases
 from scheduler.models import Job
 from tests.support.pool import create_job, create_node
+from trainer import protocol
 
 pytestmark = pytest.mark.django_db
 HOUR = timedelta(hours=1)
@@ -37,15 +38,6 @@ def add_offset(now: datetime, offset: timedelta | None) -> datetime | None:
     return None if offset is None else now + offset
 
 
-def test_stale_queue_does_not_lease_job_after_its_hours() -> None:
-    now = timezone.now()
-    node, _ = create_node()
-    job = create_job(not_before=now - HOUR, not_after=now + HOUR)
-    stale_queue = job_groups.load_queue(now)
-    Job.objects.filter(pk=job.pk).update(not_after=now - HOUR / 60)
-    assert leases.claim_job(node, queue=stale_queue) is None
-
-
 def test_estimate_of_job_outside_its_hours_names_them() -> None:
     create_node()
     opens = timezone.now() + 30 * HOUR
@@ -60,6 +52,8 @@ def test_interrupted_job_waits_for_its_next_hours() -> None:
     now = timezone.now()
     job = create_job(not_before=now - HOUR, not_after=now + HOUR)
     assert leases.claim_job(node)
-    Job.objects.filter(pk=job.pk).update(state=Job.State.QUEUED, not_after=now - HOUR / 2)
-    job.leases.all().delete()
+    leases.finish_lease(job.leases.get(), protocol.FinishLease(outcome="released"))
+    queue_within_hours = job_groups.load_queue(now)
+    Job.objects.update(not_after=now - HOUR / 60)
     assert leases.claim_job(node) is None
+    assert leases.claim_job(node, queue=queue_within_hours) is None, "nor from a queue that was loaded within them"

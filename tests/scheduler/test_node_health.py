@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from html import unescape
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from django.test import Client
 from scheduler import node_health, pool
 from scheduler.models import Job, Lease, Node
 from scheduler.sponsors import contributions
-from tests.support.pool import Agent, ClaimedJob, create_job, create_node
+from tests.support.pool import Agent, ClaimedJob, create_job
 from trainer import protocol
 
 pytestmark = [pytest.mark.django_db, pytest.mark.self_test]
@@ -18,12 +19,6 @@ pytestmark = [pytest.mark.django_db, pytest.mark.self_test]
 RESULT = protocol.SelfTestResult(
     sandbox="bubblewrap", device="cpu", gpus=0, loss=6.0, bits_per_byte=2.5, train_seconds=2.0, score_seconds=1.0
 ).model_dump()
-
-
-@pytest.fixture
-def agent() -> Agent:
-    """The agent of a node that has joined and not polled yet."""
-    return Agent(create_node()[1])
 
 
 def read_node() -> Node:
@@ -57,24 +52,29 @@ def test_new_slot_gets_self_test_before_waiting_job(agent: Agent) -> None:
     assert agent.claim_job().job == job
 
 
-def test_failed_self_test_makes_node_failing_with_its_reason(agent: Agent) -> None:
+@pytest.mark.parametrize(
+    ("report", "reason"),
+    [
+        ({"outcome": "failed", "reason": "No module named 'packaging'"}, "No module named 'packaging'"),
+        ({"outcome": "done", "result": {"loss": "nan"}}, node_health.MALFORMED_REASON),
+    ],
+)
+def test_failed_self_test_makes_node_failing_until_it_is_repeated(
+    agent: Agent, admin_client: Client, report: dict[str, Any], reason: str
+) -> None:
     create_job()
-    claim_test(agent).finish("failed", reason="Training one step: No module named 'packaging'")
+    claim_test(agent).finish(**report)
     node, reply = read_node(), agent.request_action()
-    assert (node.state, node.fault) == (Node.State.FAILING, Node.Fault.SELF_TEST)
-    assert reply.action == "pause"
-    assert "No module named 'packaging'" in reply.reason
+    assert (node.state, node.fault, node.reason) == (Node.State.FAILING, Node.Fault.SELF_TEST, reason)
+    assert (reply.action, reason in reply.reason) == ("pause", True)
+    assert reason in unescape(admin_client.get("/admin/monitoring/").content.decode())
+    assert node.last_seen is not None
+    pool.mark_silent_nodes_offline(node.last_seen + 2 * pool.OFFLINE_AFTER)
+    assert read_node().state == Node.State.FAILING
     assert Job.objects.get(kind="train").attempts == 0
-
-
-def test_self_test_with_malformed_result_is_failed(agent: Agent) -> None:
-    claim_test(agent).finish(result={"loss": "nan"})
-    assert read_node().reason == node_health.MALFORMED_REASON
-
-
-def test_failing_node_is_tested_again_after_its_agent_starts_again(agent: Agent) -> None:
-    claim_test(agent).finish("failed", reason="No space left on device")
-    assert agent.request_action().lease is None
+    pool.pause_node(read_node(), "ada")
+    pool.resume_node(read_node(), "ada")
+    claim_test(agent).finish(**report)
     agent.hardware = agent.hardware.model_copy(update={"installation": "another start"})
     pass_test(agent)
     assert (read_node().state, read_node().fault, read_node().reason) == (Node.State.ONLINE, "", "")
@@ -95,18 +95,13 @@ def test_slot_that_passes_does_not_end_failure_of_another(agent: Agent) -> None:
     assert read_node().state == Node.State.FAILING
 
 
-def test_agent_without_self_test_is_told_to_update(agent: Agent) -> None:
-    agent.hardware = agent.hardware.model_copy(update={"kinds": ("train", "score")})
+def test_agent_without_self_test_is_told_to_update_and_proves_itself_then(agent: Agent) -> None:
+    current = agent.hardware
+    agent.hardware = current.model_copy(update={"kinds": ("train", "score")})
     create_job()
     reply = agent.request_action()
     assert (read_node().state, read_node().fault) == (Node.State.FAILING, Node.Fault.OUTDATED)
     assert "Update dailytrain" in reply.reason
-
-
-def test_updated_agent_proves_itself(agent: Agent) -> None:
-    current = agent.hardware
-    agent.hardware = current.model_copy(update={"kinds": ("train",)})
-    agent.request_action()
     agent.hardware = current.model_copy(update={"kinds": ("train", "self_test"), "installation": "updated"})
     pass_test(agent)
     assert read_node().state == Node.State.ONLINE
@@ -124,13 +119,14 @@ def test_job_failed_by_machine_makes_node_prove_itself(agent: Agent) -> None:
     create_job()
     fail_job(agent)
     node = read_node()
-    assert (node.state, node.fault, node.reason) == (
-        Node.State.FAILING,
-        Node.Fault.JOB,
-        "CUDA error: an illegal memory access",
-    )
+    reason = "CUDA error: an illegal memory access"
+    assert (node.state, node.fault, node.reason) == (Node.State.FAILING, Node.Fault.JOB, reason)
+    Lease.objects.update(seconds=3600)
+    assert contributions.sum_leases_by_node(Lease.objects.all()) == {}, "neither fault nor self-test contributes"
     pass_test(agent)
     assert read_node().state == Node.State.ONLINE
+    agent.claim_job().finish()
+    assert read_node().failures == 0, "success forgives"
 
 
 def test_node_that_fails_repeatedly_waits_for_its_owner(agent: Agent) -> None:
@@ -144,41 +140,3 @@ def test_node_that_fails_repeatedly_waits_for_its_owner(agent: Agent) -> None:
     assert node_health.request_self_test(read_node(), "ada")
     pass_test(agent)
     assert agent.claim_job().spec.order.kind == "train"
-
-
-def test_success_forgives_earlier_faults(agent: Agent) -> None:
-    create_job(max_attempts=9)
-    pass_test(agent)
-    fail_job(agent)
-    pass_test(agent)
-    agent.claim_job().finish()
-    assert read_node().failures == 0
-
-
-def test_resumed_node_repeats_failed_self_test(agent: Agent) -> None:
-    claim_test(agent).finish("failed", reason="No space left on device")
-    pool.pause_node(read_node(), "ada")
-    pool.resume_node(read_node(), "ada")
-    claim_test(agent)
-
-
-def test_silent_failing_node_stays_failing(agent: Agent) -> None:
-    claim_test(agent).finish("failed", reason="No space left on device")
-    node = read_node()
-    assert node.last_seen is not None
-    pool.mark_silent_nodes_offline(node.last_seen + 2 * pool.OFFLINE_AFTER)
-    assert read_node().state == Node.State.FAILING
-
-
-def test_machine_fault_and_self_test_are_no_contribution(agent: Agent) -> None:
-    create_job(max_attempts=9)
-    pass_test(agent)
-    fail_job(agent)
-    Lease.objects.update(seconds=3600)
-    assert contributions.sum_leases_by_node(Lease.objects.all()) == {}
-
-
-def test_health_page_lists_failing_node_with_reason(agent: Agent, admin_client: Client) -> None:
-    claim_test(agent).finish("failed", reason="No module named 'packaging'")
-    page = admin_client.get("/admin/monitoring/").content.decode()
-    assert "No module named &#x27;packaging&#x27;" in page

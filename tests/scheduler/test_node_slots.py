@@ -15,7 +15,6 @@ TWO_GPUS = HARDWARE.model_copy(
         "found_labels": ("h100", "3090"),
     }
 )
-HEALTHY = protocol.Health(temperature_celsius=60)
 
 pytestmark = pytest.mark.django_db
 
@@ -25,17 +24,6 @@ def agent() -> Agent:
     agent = Agent(create_node(slots=2)[1])
     agent.hardware = TWO_GPUS
     return agent
-
-
-def get_node() -> Node:
-    return Node.objects.get()
-
-
-def list_messages() -> list[str]:
-    return [event.sentence for event in Event.objects.about(get_node())]
-
-
-# --- slots -----------------------------------------------------------------------------------------------------------
 
 
 def test_each_slot_gets_job_for_its_gpus(agent: Agent) -> None:
@@ -68,35 +56,25 @@ def test_node_with_other_slot_count_gets_no_job(agent: Agent) -> None:
     assert agent.request_action(lanes=2).action == "job"
 
 
-# --- labels ----------------------------------------------------------------------------------------------------------
-
-
-# --- health ----------------------------------------------------------------------------------------------------------
-
-
-def test_new_health_warning_records_one_event(agent: Agent) -> None:
+def test_new_health_warning_records_one_event_and_trouble_stops_jobs(agent: Agent) -> None:
     create_job()
-    lease = agent.request_action(lanes=2, health=HEALTHY).lease
-    assert lease is not None
-    for _ in range(3):
-        Node.objects.update(last_seen="2020-01-01T00:00Z")  # a row is not saved at each heartbeat
-        heartbeat = protocol.Heartbeat(
-            phase="running", seconds=1, health=protocol.Health(idle_gpu=True, throttled=True)
-        )
-        assert agent.call(f"/leases/{lease.lease}/heartbeat", heartbeat, lease.token).status_code == 200
-    assert get_node().health["idle_gpu"] is True
-    assert list_messages()[1:] == [
-        "A GPU of loco is slowed down by heat or by its power supply.",
-        "A job runs on loco, and its GPU has had nothing to do for minutes.",
-    ]
-
-
-def test_node_with_trouble_gets_no_job_with_reason(agent: Agent) -> None:
-    create_job()
+    healthy = protocol.Health(temperature_celsius=60)
     trouble = "NVIDIA H100 still holds 5.1 GB: no job is taken until that is free."
     action = agent.request_action(lanes=2, health=protocol.Health(trouble=trouble))
     assert (action.action, action.reason) == ("idle", trouble)
-    assert list_messages()[0] == f"loco takes no job: {trouble}"
     Node.objects.update(last_seen=None)
-    assert agent.request_action(lanes=2, health=HEALTHY).action == "job"
-    assert get_node().health["trouble"] == ""
+    lease = agent.request_action(lanes=2, health=healthy).lease
+    assert lease is not None
+    assert Node.objects.get().health["trouble"] == ""
+    for _ in range(3):
+        Node.objects.update(last_seen="2020-01-01T00:00Z")  # a row is not saved at each heartbeat
+        health = protocol.Health(idle_gpu=True, throttled=True)
+        heartbeat = protocol.Heartbeat(phase="running", seconds=1, health=health)
+        assert agent.call(f"/leases/{lease.lease}/heartbeat", heartbeat, lease.token).status_code == 200
+    assert Node.objects.get().health["idle_gpu"] is True
+    messages = [event.sentence for event in Event.objects.about(Node.objects.get())]
+    assert [message for message in messages if "online" not in message] == [
+        f"loco takes no job: {trouble}",
+        "A GPU of loco is slowed down by heat or by its power supply.",
+        "A job runs on loco, and its GPU has had nothing to do for minutes.",
+    ]

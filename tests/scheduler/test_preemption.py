@@ -77,16 +77,12 @@ def test_preemption_stops_only_runs_on_fitting_nodes() -> None:
     assert preemption.make_room() == 1
 
 
-def test_preemption_keeps_run_with_lifted_priority() -> None:
-    """Its priority is above the nightly's, so it would be claimed again first."""
+def test_preemption_keeps_runs_that_are_lifted_above_the_nightly_or_held() -> None:
+    """A lifted run would be claimed again first."""
     start_playground_run("patient", queued_at=timezone.now() - timedelta(days=3, hours=1))
+    held = start_playground_run("held").job
+    transitions.hold_job(held, "ada", "Later.")
     create_nightly_job()
     assert preemption.make_room() == 0
-
-
-def test_preemption_ignores_run_with_hold_request() -> None:
-    claimed_job = start_playground_run("held")
-    transitions.hold_job(claimed_job.job, "ada", "Later.")
-    create_nightly_job()
-    assert preemption.make_room() == 0
-    assert Job.objects.get(author="held").hold_requested
+    held.refresh_from_db()
+    assert held.hold_requested

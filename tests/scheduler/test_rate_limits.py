@@ -50,17 +50,10 @@ def test_check_rate_limit_without_redis_counts_in_memory_and_warns_once(
     ]
 
 
-def test_hourly_limit_ends_with_the_hour(
-    monkeypatch: pytest.MonkeyPatch, redis_url: str, rate_limit_clock: SimpleNamespace
-) -> None:
+def test_hourly_limit_ends_with_the_hour(monkeypatch: pytest.MonkeyPatch, rate_limit_clock: SimpleNamespace) -> None:
     monkeypatch.setitem(rate_limits.PER_HOUR, "ask", 2)
     rate_limit_clock.now = 7.2e9 + 1800
-    prefix = uuid.uuid4().hex
-    use_redis(monkeypatch, redis_url, prefix)
-    assert rate_limits.is_within_rate_limit("ask", "token-7")
-    use_redis(monkeypatch, redis_url, prefix)
-    assert rate_limits.is_within_rate_limit("ask", "token-7")
-    assert not rate_limits.is_within_rate_limit("ask", "token-7")
+    assert [rate_limits.is_within_rate_limit("ask", "token-7") for _ in range(3)] == [True, True, False]
     assert rate_limits.get_retry_after("ask") == 1800
     rate_limit_clock.now = 7.2e9 + 3600
     assert rate_limits.is_within_rate_limit("ask", "token-7"), "the limit restarts each hour"

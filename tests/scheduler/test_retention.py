@@ -11,9 +11,9 @@ from django.core.files.storage import default_storage
 from django.utils import timezone
 from pytest_django import DjangoAssertNumQueries, DjangoCaptureOnCommitCallbacks
 
-from leaderboard.models import Entry, Run, Season, Track
 from scheduler import node_tokens, retention, storage
 from scheduler.models import Blob, Checkpoint, Job, JoinToken, Lease, LogChunk, Node
+from tests.support import scene
 from tests.support.pool import Agent, ClaimedJob, create_job, find_blob
 
 LATER = timedelta(days=365)
@@ -21,9 +21,7 @@ DeleteExpired = Callable[[], None]
 
 
 @pytest.fixture
-def claimed_job(agent: Agent) -> ClaimedJob:
-    create_job()
-    claimed_job = agent.claim_job()
+def claimed_job(claimed_job: ClaimedJob) -> ClaimedJob:
     for step in (1, 2, 3):
         assert claimed_job.upload_checkpoint(step, f"weights {step}".encode()).status_code == 200
     return claimed_job
@@ -46,18 +44,25 @@ def is_stored(blob: Blob) -> bool:
     return Blob.objects.filter(pk=blob.pk).exists() and default_storage.exists(blob.name)
 
 
-def test_retention_deletes_superseded_checkpoints_with_files(
-    claimed_job: ClaimedJob, delete_expired: DeleteExpired
-) -> None:
-    first, last = find_blob(b"weights 1"), find_blob(b"weights 3")
+def test_retention_deletes_what_nothing_refers_to(claimed_job: ClaimedJob, delete_expired: DeleteExpired) -> None:
+    claimed_job.upload_blob(b"half a checkpoint")
+    first, last, unreferenced = (find_blob(name) for name in (b"weights 1", b"weights 3", b"half a checkpoint"))
     assert first
     assert last
+    assert unreferenced
+    claimed_job.send_log(0, "hello")
+    node_tokens.create_join_token()
+    delete_expired()
+    assert is_stored(unreferenced), "the lease is active: its checkpoint may be on its way"
+    assert LogChunk.objects.exists()
     claimed_job.finish()
     delete_expired()
     assert list_steps(claimed_job.job) == [3]
-    assert not is_stored(first)
-    assert is_stored(last)
+    assert [is_stored(blob) for blob in (first, last, unreferenced)] == [False, True, False]
     assert not default_storage.exists(first.name)
+    assert not LogChunk.objects.exists()
+    assert not JoinToken.objects.exists()
+    assert Lease.objects.exists()
 
 
 def test_retention_keeps_the_last_checkpoint_before_a_later_milestone(
@@ -73,17 +78,6 @@ def test_retention_keeps_the_last_checkpoint_before_a_later_milestone(
     delete_expired()
     assert not Checkpoint.objects.filter(pk=weights.pk).exists(), "nothing refers to it"
     assert list_steps(claimed_job.job) == [3]
-
-
-def test_retention_deletes_unreferenced_upload(claimed_job: ClaimedJob, delete_expired: DeleteExpired) -> None:
-    claimed_job.upload_blob(b"half a checkpoint")
-    unreferenced = find_blob(b"half a checkpoint")
-    assert unreferenced
-    delete_expired()
-    assert is_stored(unreferenced), "the lease is active: its checkpoint may be on its way"
-    claimed_job.finish()
-    delete_expired()
-    assert not is_stored(unreferenced)
 
 
 def test_retention_keeps_files_of_active_lease(agent: Agent, delete_expired: DeleteExpired) -> None:
@@ -110,28 +104,11 @@ def test_stray_files_among_many_are_found_in_one_query_per_batch(
     assert all(default_storage.exists(blob.name) for blob in blobs)
 
 
-def test_retention_deletes_old_logs_and_join_tokens(claimed_job: ClaimedJob, delete_expired: DeleteExpired) -> None:
-    claimed_job.send_log(0, "hello")
-    node_tokens.create_join_token()
-    delete_expired()
-    assert LogChunk.objects.exists(), "its lease is active"
-    claimed_job.finish()
-    delete_expired()
-    assert not LogChunk.objects.exists()
-    assert not JoinToken.objects.exists()
-    assert Lease.objects.exists()
-
-
 def test_retention_keeps_scored_checkpoint(claimed_job: ClaimedJob, delete_expired: DeleteExpired) -> None:
     """A row of any app that refers to a superseded checkpoint keeps it."""
-    season = Season.objects.create(name="first", corpus="python-library", tokenizer="bpe:512")
-    track = Track.objects.create(slug="cpu", name="CPU", season=season, budget="10s", expected_seconds=10)
-    fields = {"title": "An idea", "repository": "here", "sha": "0" * 40, "architecture": "gpt"}
-    entry = Entry.objects.create(
-        kind=Entry.Kind.ARCHITECTURE, track=track, bundle=storage.store_bytes(b"an entry"), **fields
-    )
+    entry = scene.create_entry(scene.create_track(), "An idea", bundle=storage.store_bytes(b"an entry"))
     scored_from = claimed_job.job.checkpoints.get(step=2)
-    run = Run.objects.create(entry=entry, track=track, season=season, seed=1, budget="10s", checkpoint=scored_from)
+    run = scene.create_run(entry, checkpoint=scored_from)
     claimed_job.finish()
     delete_expired()
     assert list_steps(claimed_job.job) == [2, 3]

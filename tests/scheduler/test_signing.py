@@ -32,19 +32,14 @@ def test_signature_is_valid_for_exact_bytes_only(key_path: Path) -> None:
         key.verify(signature, b"train gpT")
 
 
-def test_signing_key_is_readable_by_owner_only(key_path: Path) -> None:
-    signing.get_public_key()
-    assert stat.S_IMODE(key_path.stat().st_mode) == 0o600
-    assert list(key_path.parent.iterdir()) == [key_path], "no temporary file is left"
-
-
-def test_concurrent_signing_key_creation_keeps_one(key_path: Path) -> None:
+def test_concurrent_signing_key_creation_keeps_one_that_only_its_owner_reads(key_path: Path) -> None:
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda _: signing.create_key(key_path), range(8)))
     key = key_path.read_bytes()
     signing.create_key(key_path)
     assert key_path.read_bytes() == key
-    assert list(key_path.parent.iterdir()) == [key_path]
+    assert stat.S_IMODE(key_path.stat().st_mode) == 0o600
+    assert list(key_path.parent.iterdir()) == [key_path], "no temporary file is left"
 
 
 def test_damaged_signing_key_raises_and_stays(key_path: Path) -> None:

@@ -32,12 +32,6 @@ from trainer import protocol
 pytestmark = pytest.mark.sql
 
 
-@pytest.fixture
-def claimed_job(agent: Agent) -> ClaimedJob:
-    create_job(entry=storage.store_bytes(b"an entry"))
-    return agent.claim_job()
-
-
 def count_stored_files() -> int:
     folders = default_storage.listdir("blobs")[0] if default_storage.exists("blobs") else []
     return sum(len(default_storage.listdir(f"blobs/{folder}")[1]) for folder in folders)
@@ -86,27 +80,6 @@ def test_call_without_database_answers_503(claimed_job: ClaimedJob) -> None:
     assert (response.status_code, response["Retry-After"]) == (503, "60")
 
 
-def test_upload_with_other_hash_is_rejected(claimed_job: ClaimedJob) -> None:
-    file_count = count_stored_files()
-    response = claimed_job.upload_blob(b"something else", build_file_reference(b"weights").sha256)
-    assert response.status_code == 422
-    assert "Nothing was stored" in read_error_detail(response)
-    assert find_blob(b"weights") is None
-    assert count_stored_files() == file_count
-
-
-def test_upload_longer_than_announced_is_truncated(db: None) -> None:
-    with pytest.raises(TooLargeError):
-        storage.store_stream(build_file_reference(b"weights").sha256, io.BytesIO(b"weights").read, limit=6)
-    assert count_stored_files() == 0
-
-
-def test_uploads_per_lease_are_limited(claimed_job: ClaimedJob, settings: Settings) -> None:
-    settings.LEASE_MAX_BYTES = 10
-    assert claimed_job.upload_blob(b"weights").status_code == 200
-    assert claimed_job.upload_blob(b"optimizer").status_code == 413
-
-
 def test_parallel_uploads_share_the_limit_of_a_lease(claimed_job: ClaimedJob, settings: Settings) -> None:
     settings.LEASE_MAX_BYTES = 10
     content = [b"weights"]
@@ -121,43 +94,41 @@ def test_parallel_uploads_share_the_limit_of_a_lease(claimed_job: ClaimedJob, se
     assert lease.uploads.get().sha256 == sha256
 
 
-def test_empty_file_is_stored(claimed_job: ClaimedJob) -> None:
-    assert json.loads(claimed_job.upload_blob(b"").content) == {"received": 0}
-    assert find_blob(b"") is not None
-
-
-def test_interrupted_upload_stores_nothing(db: None) -> None:
-    parts = [b"half of it"]
+@pytest.mark.parametrize("end", ["too long", "broken", "another hash"])
+def test_rejected_upload_stores_nothing(claimed_job: ClaimedJob, end: str) -> None:
+    sha256, file_count, parts = build_file_reference(b"weights").sha256, count_stored_files(), [b"half of it"]
 
     def read_and_break(size: int) -> bytes:
         if parts:
             return parts.pop()
         raise ConnectionResetError
 
-    with pytest.raises(ConnectionResetError):
-        storage.store_stream(build_file_reference(b"weights").sha256, read_and_break)
+    if end == "too long":
+        with pytest.raises(TooLargeError):
+            storage.store_stream(sha256, io.BytesIO(b"weights").read, limit=6)
+    elif end == "broken":
+        with pytest.raises(ConnectionResetError):
+            storage.store_stream(sha256, read_and_break)
+    else:
+        response = claimed_job.upload_blob(b"something else", sha256)
+        assert response.status_code == 422
+        assert "Nothing was stored" in read_error_detail(response)
     assert find_blob(b"weights") is None
-    assert count_stored_files() == 0
+    assert count_stored_files() == file_count
 
 
-def test_node_downloads_release_and_entry(claimed_job: ClaimedJob) -> None:
+def test_node_downloads_files_of_its_own_job_only(agent: Agent) -> None:
+    secret = storage.store_bytes(b"another job's weights")
+    named = {"model": {"path": "x", "sha256": secret.sha256, "size": secret.size}}
+    create_job(entry=storage.store_bytes(b"an entry"), result=named)
+    claimed_job = agent.claim_job()
     assert claimed_job.spec.entry is not None
     assert read_body(claimed_job.download_blob(claimed_job.spec.release.sha256)) == b"a release"
     assert read_body(claimed_job.download_blob(claimed_job.spec.entry.sha256)) == b"an entry"
-
-
-def test_download_of_other_jobs_file_is_forbidden(claimed_job: ClaimedJob) -> None:
-    secret = storage.store_bytes(b"another job's weights")
     response = claimed_job.download_blob(secret.sha256)
     assert response.status_code == 403
     assert read_error_detail(response) == "This file does not belong to this lease's job."
     assert claimed_job.download_blob("0" * 64).status_code == 403
-
-
-def test_hash_in_config_gives_no_access(agent: Agent) -> None:
-    secret = storage.store_bytes(b"another job's weights")
-    create_job(result={"model": {"path": "x", "sha256": secret.sha256, "size": secret.size}})
-    assert agent.claim_job().download_blob(secret.sha256).status_code == 403
 
 
 def test_known_hash_gives_no_access(claimed_job: ClaimedJob) -> None:
@@ -171,25 +142,20 @@ def test_known_hash_gives_no_access(claimed_job: ClaimedJob) -> None:
     assert not JobFile.objects.exists()
 
 
-def test_checkpoint_is_recorded_when_complete(claimed_job: ClaimedJob, calls: list[Any]) -> None:
-    assert claimed_job.report_checkpoint(10, build_file_reference(b"weights")).status_code == 422
-    assert claimed_job.upload_checkpoint(10, b"weights").status_code == 200
-    assert claimed_job.report_checkpoint(10, build_file_reference(b"weights")).status_code == 200
+def test_checkpoint_is_recorded_once_when_complete(claimed_job: ClaimedJob, calls: list[Any]) -> None:
+    file = build_file_reference(b"weights")
+    assert claimed_job.report_checkpoint(10, file).status_code == 422
+    claimed_job.upload_blob(b"weights")
+    assert claimed_job.report_checkpoint(10, file.model_copy(update={"size": 8})).status_code == 422
+    assert claimed_job.report_checkpoint(10, file, build_file_reference(b"", "empty")).status_code == 422
+    assert json.loads(claimed_job.upload_blob(b"").content) == {"received": 0}
+    for _ in range(2):
+        assert claimed_job.report_checkpoint(10, file, build_file_reference(b"", "empty")).status_code == 200
     assert [call for call in calls if call[0] == "checkpoint"] == [("checkpoint", 10)]
-    assert Checkpoint.objects.get().manifest["files"][0]["sha256"] == build_file_reference(b"weights").sha256
-
-
-def test_recorded_checkpoint_is_not_replaced(claimed_job: ClaimedJob) -> None:
-    claimed_job.upload_checkpoint(10, b"weights")
     response = claimed_job.upload_checkpoint(10, b"better weights")
     assert response.status_code == 422
     assert "The first one counts" in read_error_detail(response)
-
-
-def test_checkpoint_with_wrong_size_is_rejected(claimed_job: ClaimedJob) -> None:
-    claimed_job.upload_blob(b"weights")
-    wrong_reference = build_file_reference(b"weights").model_copy(update={"size": 8})
-    assert claimed_job.report_checkpoint(10, wrong_reference).status_code == 422
+    assert Checkpoint.objects.get().manifest["files"][0]["sha256"] == file.sha256
 
 
 @pytest.mark.parametrize("path", ["../weights", "/etc/passwd", "a//b", "a\\b", "./a", "", "a\nb", "a/../b"])

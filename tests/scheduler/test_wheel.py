@@ -1,10 +1,10 @@
-"""The wheel that a site serves: reproducible, signed and named in install commands."""
+"""The release of the trainer that a site gives to its nodes, and the wheel that it serves: signed, reproducible."""
 
 from __future__ import annotations
 
 import hashlib
-import subprocess
-import sys
+import io
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -16,9 +16,33 @@ from django.core.management import call_command
 from django.test import Client
 from pytest_django import Settings
 
+from scheduler import storage
 from scheduler.release.wheel import Wheel, build_wheel, find_wheel, get_requirement
+from trainer.data.corpora import python_docs
 
 pytestmark = pytest.mark.processes
+
+
+def test_release_contains_only_python_files_and_texts(tmp_path: Path) -> None:
+    package = tmp_path / "trainer"
+    (package / "__pycache__").mkdir(parents=True)
+    for name in ("train.py", "secret.key", "text.jsonl.xz", "questions.jsonl", "__pycache__/train.pyc"):
+        (package / name).write_bytes(b"x")
+    (package / "link.py").symlink_to("/etc/passwd")
+    with tarfile.open(fileobj=io.BytesIO(storage.pack_sources(package))) as archive:
+        assert archive.getnames() == ["trainer/questions.jsonl", "trainer/text.jsonl.xz", "trainer/train.py"]
+        member = archive.getmembers()[0]
+        assert (member.uid, member.gid, member.mtime, member.uname, member.mode) == (0, 0, 0, "", 0o644)
+
+
+@pytest.mark.django_db
+def test_release_of_installation_is_stored_once() -> None:
+    blob = storage.store_release()
+    assert storage.store_release() == blob
+    with tarfile.open(fileobj=io.BytesIO(storage.read_blob(blob))) as archive:
+        names = archive.getnames()
+    assert "trainer/protocol/version.py" in names
+    assert f"trainer/data/corpora/{python_docs.FILE.name}" in names, "smoke tests on nodes train on it"
 
 
 @pytest.fixture(scope="module")
@@ -38,13 +62,10 @@ def wheel(wheel_folder: Path, settings: Settings) -> Wheel:
     return wheel
 
 
-def test_wheel_holds_the_trainer_only(wheel: Wheel) -> None:
+def test_wheel_holds_the_trainer_only_and_has_the_same_bytes_again(wheel: Wheel) -> None:
     with zipfile.ZipFile(wheel.path) as archive:
         folders = {name.split("/")[0] for name in archive.namelist()}
     assert {name for name in folders if not name.endswith(".dist-info")} == {"trainer"}
-
-
-def test_wheel_of_same_checkout_has_same_bytes(wheel: Wheel) -> None:
     build_wheel()
     assert find_wheel() == wheel
 
@@ -77,11 +98,8 @@ def test_served_wheel_has_the_named_hash_and_signature(client: Client, wheel: Wh
     key.verify(signature, content)
     with pytest.raises(InvalidSignature):
         key.verify(signature, content + b"x")
-
-
-@pytest.mark.parametrize("name", ["dailytrain-9.9.9-py3-none-any.whl", "signing.key", "..%2Fsigning.key"])
-def test_other_file_is_not_found(client: Client, wheel: Wheel, name: str) -> None:
-    assert client.get(f"/download/{name}").status_code == 404
+    for other in ("dailytrain-9.9.9-py3-none-any.whl", "signing.key", "..%2Fsigning.key"):
+        assert client.get(f"/download/{other}").status_code == 404
 
 
 def test_requirement_with_package_name_names_no_wheel(wheel: Wheel, settings: Settings) -> None:
@@ -91,15 +109,3 @@ def test_requirement_with_package_name_names_no_wheel(wheel: Wheel, settings: Se
     settings.PACKAGE_NAME = ""
     settings.WHEELS = wheel.path.parent / "nothing"
     assert get_requirement("training") == ""
-
-
-def test_pip_refuses_wheel_with_another_hash(wheel: Wheel, tmp_path: Path) -> None:
-    """pip checks the hash that the commands name."""
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-index", "--dest", str(tmp_path)]
-    accepted = subprocess.run(
-        [*command, f"dailytrain @ file://{wheel.path}#sha256={wheel.sha256}"], capture_output=True
-    )
-    assert accepted.returncode == 0, accepted.stderr
-    refused = subprocess.run([*command, f"dailytrain @ file://{wheel.path}#sha256={'0' * 64}"], capture_output=True)
-    assert refused.returncode != 0
-    assert b"HASHES" in refused.stderr.upper()

@@ -75,40 +75,38 @@ def test_node_is_lent_exactly_until_window_end(week: list[Weekly], now: datetime
             assert get_seconds_left(week, opens - timedelta(seconds=1), zone) == 0
 
 
-def test_window_over_midnight_belongs_to_its_first_day() -> None:
-    night = [Weekly(0, time(22), time(6))]
-    assert get_seconds_left(night, MONDAY + timedelta(hours=21)) == 0
-    assert get_seconds_left(night, MONDAY + timedelta(hours=23)) == 7 * 3600
-    assert get_seconds_left(night, MONDAY + timedelta(hours=29)) == 3600
-    assert get_seconds_left(night, MONDAY + timedelta(hours=5)) == 0
+NIGHT, WEEKEND = [Weekly(0, time(22), time(6))], [Weekly(day, time(0), time(0)) for day in (5, 6)]
+SUNDAY = [Weekly(6, time(1), time(5))]
+EARLY, LATE = [Weekly(6, time(1), time(2, 30))], [Weekly(6, time(2, 30), time(4))]
 
 
-def test_adjacent_windows_merge() -> None:
-    weekend = [Weekly(5, time(0), time(0)), Weekly(6, time(0), time(0))]
-    assert get_seconds_left(weekend, MONDAY - timedelta(days=2)) == 2 * 86400
-    assert get_seconds_left([Weekly(day, time(9), time(9)) for day in range(7)], MONDAY) is None
+@pytest.mark.parametrize(
+    ("week", "zone", "now", "hours"),
+    [
+        (NIGHT, "UTC", MONDAY + timedelta(hours=21), 0),
+        (NIGHT, "UTC", MONDAY + timedelta(hours=23), 7),
+        (NIGHT, "UTC", MONDAY + timedelta(hours=29), 1),
+        (NIGHT, "UTC", MONDAY + timedelta(hours=5), 0),
+        (WEEKEND, "UTC", MONDAY - timedelta(days=2), 48),
+        (SUNDAY, "Europe/Berlin", datetime(2026, 3, 29, 0, tzinfo=UTC), 3),
+        (SUNDAY, "Europe/Berlin", datetime(2026, 10, 24, 23, tzinfo=UTC), 5),
+        (SUNDAY, "Europe/Berlin", datetime(2026, 11, 1, 0, tzinfo=UTC), 4),
+        (EARLY, "Europe/Berlin", datetime(2026, 10, 24, 23, tzinfo=UTC), 1.5),  # an hour repeats, and is lent once
+        (EARLY, "Europe/Berlin", datetime(2026, 10, 25, 1, 15, tzinfo=UTC), 0),
+        (LATE, "Europe/Berlin", datetime(2026, 10, 25, 0, 45, tzinfo=UTC), 0),
+        (LATE, "Europe/Berlin", datetime(2026, 10, 25, 1, 45, tzinfo=UTC), 1.25),
+        ([Weekly(day, time(9), time(9)) for day in range(7)], "UTC", MONDAY, None),
+        ([Weekly(day, time(0), time(0)) for day in range(7)], "Middle-earth/Bree", MONDAY, 0),
+        ([], "UTC", MONDAY, 0),
+    ],
+)
+def test_window_ends_by_the_clock_of_its_zone(
+    week: list[Weekly], zone: str, now: datetime, hours: float | None
+) -> None:
+    assert get_seconds_left(week, now, zone) == (None if hours is None else hours * 3600)
 
 
-def test_windows_follow_daylight_saving_time() -> None:
-    night = [Weekly(6, time(1), time(5))]  # Sundays, in Berlin
-    assert get_seconds_left(night, datetime(2026, 3, 29, 0, tzinfo=UTC), "Europe/Berlin") == 3 * 3600
-    assert get_seconds_left(night, datetime(2026, 10, 24, 23, tzinfo=UTC), "Europe/Berlin") == 5 * 3600
-    assert get_seconds_left(night, datetime(2026, 11, 1, 0, tzinfo=UTC), "Europe/Berlin") == 4 * 3600
-
-
-def test_repeated_hour_is_lent_once() -> None:
-    early, late = [Weekly(6, time(1), time(2, 30))], [Weekly(6, time(2, 30), time(4))]
-    assert get_seconds_left(early, datetime(2026, 10, 24, 23, tzinfo=UTC), "Europe/Berlin") == 1.5 * 3600
-    assert get_seconds_left(early, datetime(2026, 10, 25, 1, 15, tzinfo=UTC), "Europe/Berlin") == 0
-    assert get_seconds_left(late, datetime(2026, 10, 25, 0, 45, tzinfo=UTC), "Europe/Berlin") == 0
-    assert get_seconds_left(late, datetime(2026, 10, 25, 1, 45, tzinfo=UTC), "Europe/Berlin") == 1.25 * 3600
-
-
-def test_availability_with_always_until_and_unknown_zone() -> None:
+def test_availability_always_and_until() -> None:
     assert windows.get_seconds_left([], "always", None, "UTC", MONDAY) is None
-    assert windows.get_seconds_left([], "until", MONDAY + timedelta(hours=12), "UTC", MONDAY) == 12 * 3600
-    assert windows.get_seconds_left([], "until", MONDAY - timedelta(hours=1), "UTC", MONDAY) == 0
-    assert windows.get_seconds_left([], "until", None, "UTC", MONDAY) == 0
-    whole = [Weekly(day, time(0), time(0)) for day in range(7)]
-    assert get_seconds_left(whole, MONDAY, "Middle-earth/Bree") == 0
-    assert get_seconds_left([], MONDAY) == 0
+    for until, hours in ((MONDAY + timedelta(hours=12), 12), (MONDAY - timedelta(hours=1), 0), (None, 0)):
+        assert windows.get_seconds_left([], "until", until, "UTC", MONDAY) == hours * 3600

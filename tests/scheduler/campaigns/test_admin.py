@@ -2,28 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
-import pytest
 from django.contrib.auth.models import User
 from django.test import Client
 
 from leaderboard import permissions
 from scheduler.campaigns.models import Campaign, Packet, Rephrasing, Volunteer
-from scheduler.models import Event, Job, Node
-from tests.support.volunteers import copy_source, fill_campaign, make_campaign, start_volunteer
-
-
-@pytest.fixture
-def admin_client(client: Client, db: None) -> Client:
-    client.force_login(User.objects.create_superuser("mara"))
-    return client
-
-
-@pytest.fixture
-def campaign(db: None, settings: Any, tmp_path: Path) -> Campaign:
-    return fill_campaign(make_campaign(settings, tmp_path))
+from scheduler.models import Event, Job
+from tests.support.volunteers import copy_source, start_volunteer
 
 
 def run_campaign_action(client: Client, model: str, action: str, pk: int) -> str:
@@ -84,14 +69,9 @@ def test_campaign_actions_pause_resume_and_finish(admin_client: Client, campaign
         "Small was resumed.",
         "Small is done",
     ]
-
-
-def test_start_action_resumes_campaign_finished_early(admin_client: Client, campaign: Campaign) -> None:
-    run_campaign_action(admin_client, "campaign", "finish", campaign.pk)
     assert "Started" in run_campaign_action(admin_client, "campaign", "start", campaign.pk)
     campaign.refresh_from_db()
     assert (campaign.state, campaign.reason, campaign.finished_at) == ("running", "", None)
-    assert start_volunteer("ada").take(1)
 
 
 def test_ban_action_withdraws_all_texts(admin_client: Client, campaign: Campaign) -> None:
@@ -99,7 +79,7 @@ def test_ban_action_withdraws_all_texts(admin_client: Client, campaign: Campaign
     eve = Volunteer.objects.get()
     assert "Banned" in run_campaign_action(admin_client, "volunteer", "ban", eve.pk)
     eve.refresh_from_db()
-    assert (eve.state, eve.reason) == ("banned", "Banned by mara.")
+    assert (eve.state, eve.reason) == ("banned", "Banned by admin.")
     assert set(Rephrasing.objects.values_list("state", flat=True)) == {"withdrawn"}
     assert set(campaign.packets.values_list("state", flat=True)) == {"waiting"}
     run_campaign_action(admin_client, "volunteer", "unban", eve.pk)
@@ -107,37 +87,19 @@ def test_ban_action_withdraws_all_texts(admin_client: Client, campaign: Campaign
     assert Volunteer.objects.get().state == "trusted"
 
 
-def test_retry_action_requeues_packets_set_aside(admin_client: Client, campaign: Campaign) -> None:
+def test_retry_action_requeues_packets_set_aside_but_not_of_campaigns_finished_early(
+    admin_client: Client, campaign: Campaign
+) -> None:
     Campaign.objects.update(max_attempts=1)
     ada = start_volunteer("ada")
     [packet] = ada.take(1)
     ada.submit(ada.result(packet, copy_source))
     assert "copied" in admin_client.get("/admin/campaigns/packet/?state=set_aside").content.decode()
-    assert "Packets to retry: 1" in run_campaign_action(admin_client, "packet", "retry", packet.packet)
-    row = Packet.objects.get(pk=packet.packet)
-    assert (row.state, row.attempts) == ("waiting", 0)
-
-
-def test_retry_action_leaves_campaigns_finished_early(admin_client: Client, campaign: Campaign) -> None:
-    packet = campaign.packets.first()
-    assert packet is not None
-    campaign.packets.filter(pk=packet.pk).update(state="set_aside")
     run_campaign_action(admin_client, "campaign", "finish", campaign.pk)
-    page = run_campaign_action(admin_client, "packet", "retry", packet.pk)
+    page = run_campaign_action(admin_client, "packet", "retry", packet.packet)
     assert "Packets to retry: 0" in page
     assert "Small was finished early and stays done." in page
-    assert Packet.objects.get(pk=packet.pk).state == "set_aside"
-    campaign.packets.exclude(pk=packet.pk).update(state="done")
-    assert "Packets to retry: 1" in run_campaign_action(admin_client, "packet", "retry", packet.pk)
-    assert Campaign.objects.get().state == "running"
-
-
-def test_lending_form_stores_packet_setting(db: None, client: Client) -> None:
-    from tests.scheduler.sponsors.test_lending import FORM
-
-    client.force_login(User.objects.create_user("ada"))
-    assert "Packets of the dataset swarm?" in client.get("/sponsors/lend/").content.decode()
-    client.post("/sponsors/lend/", {**FORM, "packets": "between"})
-    assert Node.objects.get().packets == "between"
-    client.post("/sponsors/lend/", {**FORM, "name": "other"})
-    assert Node.objects.get(name="other").packets == "never"
+    campaign.packets.exclude(pk=packet.packet).update(state="done")
+    assert "Packets to retry: 1" in run_campaign_action(admin_client, "packet", "retry", packet.packet)
+    row = Packet.objects.get(pk=packet.packet)
+    assert (row.state, row.attempts, Campaign.objects.get().state) == ("waiting", 0, "running")

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from scheduler import leases
-from scheduler.campaigns import assignment, messages, release, reputation, shards, submission, transitions, withdrawal
+from scheduler.campaigns import assignment, messages, reputation, shards, submission, transitions, withdrawal
 from scheduler.campaigns import sessions as queue
 from scheduler.campaigns.models import Assignment, Campaign, Packet, Rephrasing, Shard, Volunteer
 from scheduler.errors import LeaseEndedError
@@ -166,47 +166,16 @@ class CampaignWorld:
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
-@given(steps=steps, rate=st.sampled_from([0.0, 0.5]))
-def test_packet_invariants_hold_after_every_step(build_world: Any, steps: list[tuple[str, Any]], rate: float) -> None:
+@given(history=steps, rate=st.sampled_from([0.0, 0.5]))
+def test_packet_invariants_hold_after_every_step(
+    db: None, settings: Any, tmp_path: Path, history: list[tuple[str, Any]], rate: float
+) -> None:
     with transaction.atomic():
-        world = build_world(rate)
-        for step, number in steps:
+        texts = [build_document(number, 6) for number in range(2)]
+        fields = {"replication_rate": rate, "rows_per_shard": 3, "chunks_per_packet": 1}
+        world = CampaignWorld(fill_campaign(make_campaign(settings, tmp_path, texts, **fields)))
+        for step, number in history:
             world.run_step(step, number)
             world.check()
+        world.finish()
         transaction.set_rollback(True)
-
-
-@pytest.fixture
-def build_world(db: None, settings: Any, tmp_path: Path) -> Any:
-    def build(rate: float) -> CampaignWorld:
-        texts = [build_document(number, 6) for number in range(2)]
-        campaign = make_campaign(
-            settings, tmp_path, texts, replication_rate=rate, rows_per_shard=3, chunks_per_packet=1
-        )
-        return CampaignWorld(fill_campaign(campaign))
-
-    return build
-
-
-def test_campaign_with_banned_volunteer_completes(build_world: Any) -> None:
-    world = build_world(0.5)
-    world.run_step("take", (0, 3))
-    world.run_step("write", 0)
-    world.run_step("write", 0)
-    world.run_step("ban", 0)
-    world.run_site_step("withdraw")
-    world.check()
-    for number in (1, 2, 1, 2):
-        world.run_step("take", (number, 64))
-        while world.held[number]:
-            world.run_step("write", number)
-        world.check()
-    world.run_site_step("write shards")
-    world.run_site_step("finish campaign")
-    world.check()
-    campaign = Campaign.objects.get(pk=world.campaign.pk)
-    assert (campaign.state, campaign.reason) == ("done", "Every chunk is written or set aside.")
-    rows = Rephrasing.objects.filter(state="accepted")
-    assert rows.count() == 2 * campaign.chunk_count == sum(campaign.shards.values_list("rows", flat=True))
-    assert not rows.filter(volunteer=world.volunteers[0]).exists()
-    assert release.release_ended_leases() == 0

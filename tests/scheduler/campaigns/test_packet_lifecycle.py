@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,21 +10,11 @@ from scheduler import leases
 from scheduler.campaigns import sessions
 from scheduler.campaigns.models import Assignment, Campaign, Contribution, Packet, Rephrasing
 from scheduler.models import Job, Lease
-from tests.support.pool import read_error_detail
-from tests.support.volunteers import copy_source, fill_campaign, make_campaign, start_volunteer
+from tests.support.pool import ClaimedJob, read_error_detail
+from tests.support.volunteers import copy_source, start_volunteer
 from trainer import protocol
 
 pytestmark = pytest.mark.sql
-
-
-@pytest.fixture
-def campaign(db: None, settings: Any, tmp_path: Path) -> Campaign:
-    return fill_campaign(make_campaign(settings, tmp_path))
-
-
-def count_states(campaign: Campaign) -> dict[str, int]:
-    states = list(campaign.packets.values_list("state", flat=True))
-    return {state: states.count(state) for state in set(states)}
 
 
 def test_take_after_lost_reply_repeats_unnamed_packets(campaign: Campaign) -> None:
@@ -75,6 +64,12 @@ def test_result_with_other_settings_is_refused(campaign: Campaign, changes: dict
     assert packet.packet not in {other.packet for other in ada.take(100)}, "not again under the same lease"
 
 
+def test_take_under_another_job_kind_is_not_found(claimed_job: ClaimedJob) -> None:
+    response = claimed_job.call("/packets/take", protocol.TakePackets(count=1))
+    assert response.status_code == 404
+    assert "not a rephrase session" in read_error_detail(response)
+
+
 def test_rejected_outputs_alone_are_assigned_again(campaign: Campaign) -> None:
     ada, bob = start_volunteer("ada"), start_volunteer("bob")
     [packet] = ada.take(1)
@@ -98,49 +93,32 @@ def test_rejected_outputs_alone_are_assigned_again(campaign: Campaign) -> None:
     assert writers == {("easy", "bob"), ("medium", "ada")}
 
 
-def test_packet_after_max_attempts_is_set_aside_with_reasons(campaign: Campaign) -> None:
+def test_packet_after_too_many_attempts_or_losses_is_set_aside_with_reasons(campaign: Campaign) -> None:
     Campaign.objects.update(max_attempts=2)
-    names = iter(("ada", "bob"))
-    for name in names:
+    for name in ("ada", "bob"):
         volunteer = start_volunteer(name)
-        [packet] = volunteer.take(1)
-        volunteer.submit(volunteer.result(packet, copy_source))
-    row = Packet.objects.get(pk=packet.packet)
-    assert row.state == "set_aside"
-    assert {(style, tuple(reasons)) for _, style, reasons in row.missing or ()} == {
-        ("easy", ("copied",)),
-        ("medium", ("copied",)),
-    }
+        [copied] = volunteer.take(1)
+        volunteer.submit(volunteer.result(copied, copy_source))
+    Packet.objects.update(times_assigned=19)
+    cy = start_volunteer("cy")
+    [lost] = cy.take(1)
+    cy.claimed_job.finish("released")
+    for packet, reason in ((copied, "copied"), (lost, "lost")):
+        row = Packet.objects.get(pk=packet.packet)
+        assert row.state == "set_aside"
+        outputs = {(style, tuple(reasons)) for _, style, reasons in row.missing or ()}
+        assert outputs == {("easy", (reason,)), ("medium", (reason,))}
 
 
 def test_lost_lease_returns_packets_to_queue(campaign: Campaign) -> None:
     ada = start_volunteer("ada")
     packets = ada.take(100)
     assert leases.lose_lease(Lease.objects.get(pk=ada.claimed_job.lease.lease), "The node is silent.")
-    assert count_states(campaign) == {"waiting": len(packets)}
+    assert list(campaign.packets.values_list("state", flat=True)) == ["waiting"] * len(packets)
     assert ada.claimed_job.call("/packets/take", protocol.TakePackets(count=1)).status_code == 409
     assert [verdict.state for verdict in ada.submit(ada.result(packets[0]))] == ["gone"]
     bob = start_volunteer("bob")
     assert {packet.packet for packet in bob.take(100)} == {packet.packet for packet in packets}
-
-
-def test_packet_assigned_too_often_is_set_aside(campaign: Campaign) -> None:
-    Packet.objects.update(times_assigned=19)
-    ada = start_volunteer("ada")
-    packets = ada.take(1)
-    ada.claimed_job.finish("released")
-    row = Packet.objects.get(pk=packets[0].packet)
-    assert row.state == "set_aside"
-    assert {tuple(reasons) for _, _, reasons in row.missing or ()} == {("lost",)}
-
-
-def test_take_under_another_job_kind_is_not_found(db: None, agent: Any) -> None:
-    from tests.support.pool import create_job
-
-    create_job()
-    response = agent.claim_job().call("/packets/take", protocol.TakePackets(count=1))
-    assert response.status_code == 404
-    assert "not a rephrase session" in read_error_detail(response)
 
 
 def test_output_with_prompt_too_long_does_not_count_as_rejected(campaign: Campaign) -> None:

@@ -14,12 +14,6 @@ from tests.support.pool import Agent, ClaimedJob, create_job, read_error_detail
 from trainer import protocol
 
 
-@pytest.fixture
-def claimed_job(agent: Agent) -> ClaimedJob:
-    create_job()
-    return agent.claim_job()
-
-
 def read_received_count(response: Any) -> int:
     assert response.status_code == 200, response.content
     return protocol.Acknowledgment.model_validate_json(response.content).received
@@ -39,27 +33,22 @@ def test_repeated_metrics_batch_changes_nothing(claimed_job: ClaimedJob, calls: 
     assert [rows for name, rows in calls if name == "metrics"] == [first, second]
 
 
-def test_metrics_with_a_gap_are_rejected(claimed_job: ClaimedJob, calls: list[Any]) -> None:
+def test_metrics_or_log_after_a_gap_and_deeply_nested_metrics_are_rejected(
+    claimed_job: ClaimedJob, calls: list[Any]
+) -> None:
     response = claimed_job.send_metrics(2)
-    assert response.status_code == 409
-    assert read_error_detail(response) == "Expected batch 1, got 2."
-    assert not [call for call in calls if call[0] == "metrics"]
+    assert (response.status_code, read_error_detail(response)) == (409, "Expected batch 1, got 2.")
+    assert claimed_job.send_log(5, "later").status_code == 409
+    response = claimed_job.call("/metrics", '{"sequence": 1, "rows": [{"a": ' + "[" * 100 + "]" * 100 + "}]}")
+    assert response.status_code == 422
+    assert "nested" in read_error_detail(response)
+    assert [name for name, _ in calls] == ["leased"]
 
 
 def test_metrics_with_nan_or_nul_are_sanitized(claimed_job: ClaimedJob, calls: list[Any]) -> None:
     row = '{"loss": NaN, "best": -Infinity, "steps": 123456789012345678901, "text": "a\\u0000b"}'
     assert read_received_count(claimed_job.call("/metrics", f'{{"sequence": 1, "rows": [{row}]}}')) == 1
     assert calls[-1] == ("metrics", [{"loss": None, "best": None, "steps": None, "text": "a?b"}])
-
-
-def test_deeply_nested_metrics_are_rejected(claimed_job: ClaimedJob) -> None:
-    response = claimed_job.call("/metrics", '{"sequence": 1, "rows": [{"a": ' + "[" * 100 + "]" * 100 + "}]}")
-    assert response.status_code == 422
-    assert "nested" in read_error_detail(response)
-
-
-def test_log_chunk_after_a_gap_is_rejected(claimed_job: ClaimedJob) -> None:
-    assert claimed_job.send_log(5, "later").status_code == 409
 
 
 def test_log_over_limit_is_truncated_with_notice(claimed_job: ClaimedJob, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,17 +28,16 @@ def read_registration(response: Any) -> protocol.RegisterReply:
     return protocol.RegisterReply.model_validate_json(response.content)
 
 
-def test_registered_node_has_trust_of_its_token() -> None:
-    read_registration(post_registration(node_tokens.create_join_token()))
-    assert not Node.objects.get().trusted
-
-
 def test_join_token_registers_one_node() -> None:
     token = node_tokens.create_join_token()
     Agent(read_registration(post_registration(token)).token).request_action()
     response = post_registration(token, "second")
     assert response.status_code == 401
     assert "was used already" in read_error_detail(response)
+    assert not Node.objects.get().trusted
+    JoinToken.objects.update(used_at=timezone.now() - timedelta(hours=1))
+    for late in (token, node_tokens.create_join_token(hours=-1), node_tokens.generate_token("join")):
+        assert post_registration(late).status_code == 401
     assert Node.objects.count() == 1
 
 
@@ -74,24 +73,6 @@ def test_deactivated_account_joins_and_runs_no_node() -> None:
     assert Node.objects.count() == 1
 
 
-def test_registration_repeated_too_late_is_rejected() -> None:
-    token = node_tokens.create_join_token()
-    read_registration(post_registration(token))
-    JoinToken.objects.update(used_at=timezone.now() - timedelta(hours=1))
-    assert post_registration(token).status_code == 401
-
-
-def test_expired_join_token_is_rejected() -> None:
-    response = post_registration(node_tokens.create_join_token(hours=-1))
-    assert response.status_code == 401
-    assert "expired" in read_error_detail(response)
-    assert not Node.objects.exists()
-
-
-def test_unknown_join_token_is_rejected() -> None:
-    assert post_registration(node_tokens.generate_token("join")).status_code == 401
-
-
 def test_third_node_with_the_longest_name_gets_a_free_one() -> None:
     names = [node_tokens.find_free_name("n" * 80)]
     for _ in range(3):
@@ -100,23 +81,16 @@ def test_third_node_with_the_longest_name_gets_a_free_one() -> None:
     assert names == ["n" * 80, *("n" * 74 + f"-{number}" for number in (2, 3, 4))]
 
 
-def test_renewal_token_registers_same_node() -> None:
-    node, old_token = create_node()
-    response = read_registration(post_registration(node_tokens.create_join_token(renews=node), "any-name"))
-    assert response.node == node.pk
-    assert Agent(old_token).poll().status_code == 401
-    assert Agent(response.token).poll().status_code == 200
-    assert Node.objects.get().name == "loco"
-
-
-def test_tokens_are_hashed_and_have_prefixes() -> None:
+def test_tokens_are_hashed_in_every_table_and_have_prefixes() -> None:
     join = node_tokens.create_join_token()
     node = read_registration(post_registration(join)).token
     create_job()
     lease = Agent(node).claim_job().lease.token
+    rows = []
+    with connection.cursor() as cursor:
+        for table in connection.introspection.table_names():
+            cursor.execute(f'SELECT * FROM "{table}"')  # noqa: S608
+            rows += cursor.fetchall()
     for token, kind in [(join, "join"), (node, "node"), (lease, "lease")]:
         assert re.fullmatch(rf"dtn_{kind}_[\w-]{{43}}", token)
-        for table in ("scheduler_node", "scheduler_jointoken", "scheduler_lease", "scheduler_event", "scheduler_job"):
-            with connection.cursor() as cursor:
-                cursor.execute(f"SELECT * FROM {table}")  # noqa: S608
-                assert token not in repr(cursor.fetchall())
+        assert token not in repr(rows)

@@ -10,7 +10,7 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 from pytest_django import DjangoAssertNumQueries
 
-from scheduler import pool
+from scheduler import pool, transitions
 from scheduler.models import Job, Node, Sweep
 from scheduler.node_api import polls
 from tests.support.pool import HARDWARE, Agent, create_job, create_node
@@ -59,23 +59,19 @@ def test_poll_after_the_interval_updates_hardware_health_and_time(agent: Agent) 
     assert node.last_seen >= before
     assert node.hardware["disk_free_bytes"] == CHANGED_HARDWARE.disk_free_bytes
     assert node.health["temperature_celsius"] == 61
-
-
-def test_poll_of_a_restarted_agent_within_the_interval_updates_its_installation(agent: Agent) -> None:
-    """The result of its self-test is kept for the installation in the row."""
-    for installation in ("before", "after"):
-        agent.request_action(hardware=HARDWARE.model_copy(update={"installation": installation}))
-        assert Node.objects.get().hardware["installation"] == installation
+    agent.request_action(hardware=HARDWARE.model_copy(update={"installation": "a restarted agent"}))
+    installation = Node.objects.get().hardware["installation"]
+    assert installation == "a restarted agent", "at once: the result of its self-test is kept for it"
 
 
 def test_claim_skips_group_emptied_by_others(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
-    create_job(author="ada", priority=Job.Priority.NIGHTLY)
+    first = create_job(author="ada", priority=Job.Priority.NIGHTLY)
     create_job(author="bob")
     load_queue = polls.job_groups.load_queue
 
     def load_and_cancel(now: object) -> object:
         queue = load_queue(now)  # type: ignore[arg-type]
-        Job.objects.filter(author="ada").update(state=Job.State.CANCELLED)
+        assert transitions.cancel_job(first, "ada", "Not wanted.")
         return queue
 
     monkeypatch.setattr(polls.job_groups, "load_queue", load_and_cancel)

@@ -27,28 +27,24 @@ HASH = hashlib.sha256(CONTENT).hexdigest()
 
 
 @pytest.mark.parametrize(
-    "path",
+    ("method", "path", "application"),
     [
-        f"/api/node/v1/leases/7/blobs/{HASH}",
-        "/runs/3/weights/final/model.safetensors",
-        "/runs/3/parts/1/figure.png",
-        "/campaigns/wikis/files/shard-0.parquet",
-        f"/graphs/{HASH}/graph.json",
-        "/download/dailytrain.whl",
+        ("GET", f"/api/node/v1/leases/7/blobs/{HASH}", file_application),
+        ("GET", "/runs/3/weights/final/model.safetensors", file_application),
+        ("GET", "/runs/3/parts/1/figure.png", file_application),
+        ("GET", "/campaigns/wikis/files/shard-0.parquet", file_application),
+        ("GET", f"/graphs/{HASH}/graph.json", file_application),
+        ("GET", "/download/dailytrain.whl", file_application),
+        ("POST", "/api/v1/runs", file_application),  # it may fetch a repository
+        ("GET", "/api/v1/runs", django_application),
+        ("POST", "/", django_application),
+        ("GET", "/runs/3/", django_application),
+        ("POST", "/api/node/v1/leases/7/metrics", django_application),
+        ("GET", "/queue/live.json", django_application),
     ],
 )
-def test_path_of_a_file_gets_a_thread_for_files(path: str) -> None:
-    assert choose_application({"type": "http", "method": "GET", "path": path}) is file_application
-
-
-def test_request_for_a_run_which_may_fetch_a_repository_holds_no_thread_for_pages() -> None:
-    assert choose_application({"type": "http", "method": "POST", "path": "/api/v1/runs"}) is file_application
-    assert choose_application({"type": "http", "method": "GET", "path": "/api/v1/runs"}) is django_application
-
-
-@pytest.mark.parametrize("path", ["/", "/runs/3/", "/api/node/v1/leases/7/metrics", "/queue/live.json"])
-def test_path_of_a_page_gets_a_thread_for_pages(path: str) -> None:
-    assert choose_application({"type": "http", "method": "POST", "path": path}) is django_application
+def test_file_and_page_get_threads_of_their_own(method: str, path: str, application: object) -> None:
+    assert choose_application({"type": "http", "method": method, "path": path}) is application
 
 
 def test_page_is_answered_while_uploads_hold_all_threads_for_files(
@@ -77,16 +73,14 @@ def test_page_is_answered_while_uploads_hold_all_threads_for_files(
     assert all(reply.startswith(b"HTTP/1.1 200") for reply in replies)
 
 
-@pytest.mark.parametrize("path", ["/github/webhook", "/api/node/v1/volunteer", "/api/v1/runs"])
-def test_page_is_answered_while_slow_clients_send_bodies(site_url: str, path: str) -> None:
+def test_page_is_answered_while_slow_clients_send_bodies(site_url: str) -> None:
     url = httpx.URL(site_url)
-    head = (
-        f"POST {path} HTTP/1.1\r\nHost: {url.host}\r\nContent-Type: application/json\r\nContent-Length: 1000\r\n\r\n{{"
-    )
     with ExitStack() as stack:
-        for _ in range(settings.WEB_THREADS + 1):
-            connection = socket.create_connection((url.host, url.port), timeout=WAIT_SECONDS)
-            stack.enter_context(connection).sendall(head.encode())
+        for path in ("/github/webhook", "/api/node/v1/volunteer", "/api/v1/runs"):
+            head = f"POST {path} HTTP/1.1\r\nHost: {url.host}\r\nContent-Type: application/json\r\n"
+            for _ in range(settings.WEB_THREADS + 1):
+                connection = socket.create_connection((url.host, url.port), timeout=WAIT_SECONDS)
+                stack.enter_context(connection).sendall(f"{head}Content-Length: 1000\r\n\r\n{{".encode())
         assert httpx.get(f"{site_url}/healthz", timeout=WAIT_SECONDS).status_code == 200
 
 

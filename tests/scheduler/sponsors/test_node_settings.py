@@ -7,14 +7,13 @@ from typing import Any
 
 import pytest
 import time_machine
-from django.db import connection, transaction
+from django.db import transaction
 from django.utils import timezone
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from scheduler import job_groups, leases, matching, node_slots
+from scheduler import job_groups, leases, node_slots
 from scheduler.models import Job, Lease, Node, Window
-from tests.scheduler.test_claims_race import call_concurrently, skip_without_postgres
 from tests.support.pool import HARDWARE, LIMITS, Agent, ClaimedJob, create_job, create_node
 from trainer import protocol
 from trainer.accounting.training_size import CheckpointSizes, compute_upload_limits
@@ -85,14 +84,6 @@ def test_node_outside_window_gets_next_opening(agent: Agent) -> None:
     assert "09:00 (Asia/Kolkata)" in action.reason
 
 
-def test_job_whose_checkpoint_exceeds_window_is_not_leased(agent: Agent) -> None:
-    create_job(author="slow", expected_seconds=36_000, checkpoint_seconds=3600)
-    create_job(author="quick", expected_seconds=36_000, checkpoint_seconds=300)
-    Node.objects.update(available="until", available_until=timezone.now() + timedelta(minutes=30))
-    assert finish_all_jobs(agent) == {"quick"}
-    assert finish_next_job(agent) == "The waiting jobs need a node that is free for 63 minutes at a stretch."
-
-
 def test_node_is_stopped_before_window_ends_and_job_resumes(agent: Agent) -> None:
     create_job(expected_seconds=36_000, checkpoint_seconds=60)
     Node.objects.update(available="until", available_until=timezone.now() + timedelta(hours=2))
@@ -114,46 +105,33 @@ def test_node_is_stopped_before_window_ends_and_job_resumes(agent: Agent) -> Non
     assert resumed_job.job.failures == 0
 
 
-def test_slow_upload_stops_job_earlier(agent: Agent) -> None:
-    create_job(expected_seconds=36_000, checkpoint_seconds=60)
+@pytest.mark.parametrize(
+    ("uploaded_bytes", "max_file_bytes", "enough", "too_few"),
+    [
+        (2 * 10**9, None, 60, 20),
+        (10**9, None, 40, 22),  # 1,000 s at the guessed rate, and 500 s for the same weights in bf16: a milestone
+        (0, compute_upload_limits(CheckpointSizes(2 * 10**9, 0, 0, 0)).file_bytes, 40, 34),  # 2,000 s
+    ],
+    ids=["last checkpoint", "with a milestone", "computed size of the first"],
+)
+def test_slow_upload_stops_job_earlier(
+    agent: Agent, uploaded_bytes: int, max_file_bytes: int | None, enough: int, too_few: int
+) -> None:
+    create_job(expected_seconds=36_000, checkpoint_seconds=60, max_file_bytes=max_file_bytes)
     claimed_job = agent.claim_job()
-    Node.objects.update(available="until", available_until=timezone.now() + timedelta(minutes=20))
-    assert claimed_job.send_heartbeat().json()["stop"] == ""
-    claimed_job.upload_checkpoint(7)
-    manifest = claimed_job.job.checkpoints.get().manifest
-    manifest["files"][0]["size"] = 2 * 10**9
-    claimed_job.job.checkpoints.update(manifest=manifest)
-    assert claimed_job.send_heartbeat().json()["stop"] == "finish"
+    if uploaded_bytes:
+        claimed_job.upload_checkpoint(7)
+        manifest = claimed_job.job.checkpoints.get().manifest
+        manifest["files"][0]["size"] = uploaded_bytes
+        claimed_job.job.checkpoints.update(manifest=manifest)
+    for minutes, stop in ((enough, ""), (too_few, "finish")):
+        Node.objects.update(available="until", available_until=timezone.now() + timedelta(minutes=minutes))
+        assert claimed_job.send_heartbeat().json()["stop"] == stop
     Node.objects.update(hardware={**HARDWARE.model_dump(mode="json"), "network_bytes_per_second": 1e8})
     assert claimed_job.send_heartbeat().json()["stop"] == ""
     Node.objects.update(hardware=HARDWARE.model_dump(mode="json"))
     claimed_job.finish("released")
     assert agent.request_action().action == "idle", "the window is too short for another job"
-
-
-def test_first_checkpoint_stops_job_by_its_computed_size(agent: Agent) -> None:
-    file_bytes = compute_upload_limits(CheckpointSizes(2 * 10**9, 0, 0, 0)).file_bytes
-    create_job(expected_seconds=36_000, checkpoint_seconds=60, max_file_bytes=file_bytes)
-    claimed_job = agent.claim_job()
-    Node.objects.update(available="until", available_until=timezone.now() + timedelta(minutes=40))
-    assert claimed_job.send_heartbeat().json()["stop"] == ""
-    Node.objects.update(available_until=timezone.now() + timedelta(minutes=34))
-    assert claimed_job.send_heartbeat().json()["stop"] == "finish", "2000 s at the guessed rate"
-    Node.objects.update(hardware={**HARDWARE.model_dump(mode="json"), "network_bytes_per_second": 1e8})
-    assert claimed_job.send_heartbeat().json()["stop"] == ""
-
-
-def test_pending_milestone_stops_job_earlier(agent: Agent) -> None:
-    create_job(expected_seconds=36_000, checkpoint_seconds=60)
-    claimed_job = agent.claim_job()
-    claimed_job.upload_checkpoint(7)
-    manifest = claimed_job.job.checkpoints.get().manifest
-    manifest["files"][0]["size"] = 10**9  # 1000 s at the guessed rate, and 500 s for the same weights in bf16
-    claimed_job.job.checkpoints.update(manifest=manifest)
-    Node.objects.update(available="until", available_until=timezone.now() + timedelta(minutes=40))
-    assert claimed_job.send_heartbeat().json()["stop"] == ""
-    Node.objects.update(available_until=timezone.now() + timedelta(minutes=22))
-    assert claimed_job.send_heartbeat().json()["stop"] == "finish"
 
 
 # --- hours of one run ------------------------------------------------------------------------------------------------
@@ -216,69 +194,23 @@ nodes = st.lists(
 )
 
 
-def create_nodes_and_jobs(pool: list[dict[str, Any]], queue: list[dict[str, Any]]) -> list[Node]:
-    for fields in queue:
-        create_job(**fields)
-    created = []
-    for number, fields in enumerate(pool):
-        owner_settings = {name: value for name, value in fields.items() if name != "gpus"}
-        hardware = dict(build_hardware(*[24] * fields["gpus"]))
-        created.append(create_node(f"node-{number}", hardware=hardware, **owner_settings)[0])
-    return created
-
-
-def check_matching_is_complete() -> None:
-    """Check that active leases fit their nodes and that no idle node fits a queued job."""
-    now = timezone.now()
-    for lease in Lease.objects.filter(state=Lease.State.ACTIVE).select_related("job", "node"):
-        assert (
-            matching.find_obstacle(
-                job_groups.build_group_from_job(lease.job), node_slots.build_node_slot(lease.node, now)
-            )
-            is None
-        )
-    idle = Node.objects.exclude(leases__state=Lease.State.ACTIVE)
-    for node in idle:
-        assert leases.claim_job(node) is None or connection.vendor == "postgresql", (
-            "PostgreSQL skips rows that another claim has locked"
-        )
-    for node in Node.objects.exclude(leases__state=Lease.State.ACTIVE):
-        for group in job_groups.load_job_groups(now):
-            assert matching.find_obstacle(group, node_slots.build_node_slot(node, now)) is not None
-
-
 @settings(
     max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
 @given(pool=nodes, queue=jobs)
 def test_claimed_job_is_the_best_match(db: None, pool: list[dict[str, Any]], queue: list[dict[str, Any]]) -> None:
     with transaction.atomic():
-        for node in create_nodes_and_jobs(pool, queue):
+        for fields in queue:
+            create_job(**fields)
+        for number, fields in enumerate(pool):
+            owner_settings = {name: value for name, value in fields.items() if name != "gpus"}
+            hardware = dict(build_hardware(*[24] * fields["gpus"]))
+            node, _ = create_node(f"node-{number}", hardware=hardware, **owner_settings)
             now = timezone.now()
             best = list(job_groups.load_queue(now).find_fitting(node_slots.build_node_slot(node, now)))
             granted = leases.claim_job(node)
             assert (granted is None) == (not best)
             if granted:
                 claimed_group = job_groups.build_group_from_job(Lease.objects.get(pk=granted.lease).job)
-                assert claimed_group.needs == best[0].needs
-                assert claimed_group.priority == best[0].priority
-        check_matching_is_complete()
+                assert (claimed_group.needs, claimed_group.priority) == (best[0].needs, best[0].priority)
         transaction.set_rollback(True)
-
-
-@pytest.mark.postgres
-@pytest.mark.django_db(transaction=True)
-@settings(
-    max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
-)
-@given(pool=nodes, queue=jobs)
-def test_concurrent_claims_on_postgresql_match(pool: list[dict[str, Any]], queue: list[dict[str, Any]]) -> None:
-    skip_without_postgres()
-    Lease.objects.all().delete()
-    Job.objects.all().delete()
-    Node.objects.all().delete()
-    nodes_to_claim = create_nodes_and_jobs(pool, queue)
-    call_concurrently([lambda node=node: leases.claim_job(node) for node in nodes_to_claim])  # type: ignore[misc]
-    claimed_job_ids = list(Lease.objects.filter(state=Lease.State.ACTIVE).values_list("job", flat=True))
-    assert len(claimed_job_ids) == len(set(claimed_job_ids))
-    check_matching_is_complete()

@@ -13,7 +13,9 @@ import pytest
 from django.contrib.auth.models import User
 from django.test import Client
 from django.utils import timezone
+from pytest_django import Settings
 
+from scheduler.job_kinds import PoolTrack
 from scheduler.models import Lease, Node, Sponsor
 from scheduler.sponsors import badges
 from tests.support.pool import create_job, create_node
@@ -24,11 +26,23 @@ HOUR = 3600.0
 NUMBER = itertools.count(1)
 
 
+def list_wanted_tracks() -> dict[str, PoolTrack]:
+    return {"pair": PoolTrack("On two cards", ("2x24gb",)), "cpu": PoolTrack("On a laptop")}
+
+
 def get_page_text(client: Client, path: str) -> str:
     response = client.get(path)
     assert response.status_code == 200, path
     main = response.content.decode().partition("<main")[2]
-    return " ".join(unescape(re.sub(r"<[^>]+>", " ", main)).replace("\u00a0", " ").split())
+    return " ".join(unescape(re.sub(r"<[^>]+>", " ", main)).replace(" ", " ").split())
+
+
+def test_sponsor_page_with_waiting_jobs_shows_wanted_cards(settings: Settings, client: Client) -> None:
+    settings.POOL_TRACKS = "tests.scheduler.sponsors.test_sponsors.list_wanted_tracks"
+    create_job(track="pair", needs_gpus=2, needs_gpu_memory_bytes=24 * 10**9)
+    page = get_page_text(client, "/sponsors/")
+    assert "2 GPUs of 24 GB" in page
+    assert "On two cards" in page
 
 
 def create_sponsor(name: str, **fields: Any) -> Sponsor:
@@ -113,27 +127,17 @@ def test_badge_shows_hours_and_fits_text(client: Client) -> None:
     assert "1,234 GPU-hours lent" in "".join(picture.itertext())
     rows = picture.findall(".//{http://www.w3.org/2000/svg}text")
     assert float(rows[-1].attrib["x"]) + float(rows[-1].attrib["textLength"]) <= float(picture.attrib["width"])
-
-
-def test_badge_escapes_name() -> None:
     assert "<script" not in badges.draw_badge("<script>", '"><script>alert(1)</script>')
 
 
-def test_anonymous_sponsor_has_no_public_badge(client: Client) -> None:
+def test_badge_and_certificate_hide_hidden_nodes_from_others(client: Client) -> None:
     ada = create_sponsor("Ada")
-    create_lease(create_sponsor_node(ada, "loco", shown=False), 5)
-
-    assert client.get(f"/sponsors/{ada.pk}/badge.svg").status_code == 404
-    assert client.get(f"/sponsors/{ada.pk}/certificate/").status_code == 404
-    assert "5.0 GPU-hours" in get_page_text(sign_in_sponsor(ada), f"/sponsors/{ada.pk}/certificate/")
-
-
-def test_certificate_hides_hidden_nodes_from_others(client: Client) -> None:
-    ada = create_sponsor("Ada")
-    create_lease(create_sponsor_node(ada, "loco"), 5)
     create_lease(create_sponsor_node(ada, "secret", shown=False), 2)
     address = f"/sponsors/{ada.pk}/certificate/"
-
+    assert client.get(f"/sponsors/{ada.pk}/badge.svg").status_code == 404
+    assert client.get(address).status_code == 404
+    assert "2.0 GPU-hours" in get_page_text(sign_in_sponsor(ada), address)
+    create_lease(create_sponsor_node(ada, "loco"), 5)
     assert "5.0 GPU-hours" in get_page_text(client, address)
     assert "7.0 GPU-hours" in get_page_text(sign_in_sponsor(ada), address)
 
