@@ -88,6 +88,11 @@ def wait_until_finished(site: NodeApiServer, lease: int) -> LeaseRecord:
     return site.leases[lease]
 
 
+def run_job(site: NodeApiServer, spec: protocol.JobSpec) -> LeaseRecord:
+    """Queue a job for a running agent and wait for its end."""
+    return wait_until_finished(site, site.queue_job(spec))
+
+
 def list_running_processes(home: Path) -> list[int]:
     """Return the processes, other than agents, whose command line names the node's folder."""
     found = []

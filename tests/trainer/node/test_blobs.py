@@ -54,19 +54,15 @@ def test_blob_cache_with_a_damaged_file_fetches_it_again(tmp_path: Path) -> None
     assert site.fetched == ["weights", "weights"]
 
 
-def test_blob_cache_when_full_removes_the_least_recently_used(tmp_path: Path) -> None:
+def test_blob_cache_when_full_removes_old_files_that_no_slot_may_still_link(tmp_path: Path) -> None:
     site, cache = Site(), BlobCache(tmp_path / "weights", max_bytes=10)
     first, second, third = (site.file(content) for content in (b"first", b"second", b"third"))
-    for number, file in enumerate((first, second)):
-        age(get(cache, file, site.fetch), FRESH_SECONDS + 2 - number)
+    paths = [get(cache, file, site.fetch) for file in (first, second)]
+    assert all(path.exists() for path in paths), "both are fresh"
+    for number, path in enumerate(paths):
+        age(path, FRESH_SECONDS + 2 - number)
     assert get(cache, third, site.fetch).exists()
     assert {path.name for path in (tmp_path / "weights").iterdir()} == {third.sha256}
-
-
-def test_blob_cache_when_full_keeps_files_that_another_slot_may_still_link(tmp_path: Path) -> None:
-    site, cache = Site(), BlobCache(tmp_path / "weights", max_bytes=3)
-    paths = [get(cache, site.file(content), site.fetch) for content in (b"first", b"second")]
-    assert all(path.exists() for path in paths)
 
 
 def test_blob_cache_fetches_a_file_that_is_evicted_while_it_is_requested(

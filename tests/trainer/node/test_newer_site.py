@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.agent_process import build_training_job, wait_until_finished
+from tests.support.agent_process import build_training_job, run_job
 from tests.support.in_process_agent import InProcessAgent
 from tests.support.node_api_server import NodeApiServer
 from trainer import protocol
@@ -38,15 +36,9 @@ def newer_site(site: NodeApiServer) -> NodeApiServer:
     return site
 
 
-@pytest.fixture
-def agent(newer_site: NodeApiServer, tmp_path: Path) -> Iterator[InProcessAgent]:
-    made = InProcessAgent(newer_site, tmp_path / "node").start()
-    yield made
-    made.stop()
-
-
 def test_node_ignores_unknown_fields_of_replies(newer_site: NodeApiServer, agent: InProcessAgent) -> None:
-    finish = wait_until_finished(newer_site, newer_site.queue_job(build_training_job(newer_site))).end
+    agent.start()
+    finish = run_job(newer_site, build_training_job(newer_site)).end
     assert finish.outcome == "done", finish.reason
     assert newer_site.polls[0].hardware.kinds == tuple(kind for kind in JOB_HANDLERS if kind != "rephrase"), (
         "a node without a back end offers all kinds but rephrase"
@@ -60,13 +52,13 @@ def test_order_with_unknown_fields_is_handed_back(newer_site: NodeApiServer, age
         return json.dumps(words)
 
     newer_site.rewrite = add_order_field
-    held = wait_until_finished(newer_site, newer_site.queue_job(build_training_job(newer_site)))
+    agent.start()
+    held = run_job(newer_site, build_training_job(newer_site))
     assert (held.end.outcome, held.end.cause) == ("failed", "infrastructure")
     assert held.end.reason == "The order cannot be understood: update this agent. Nothing was run."
     assert held.log == ""
     newer_site.rewrite = lambda spec: spec
-    after = wait_until_finished(newer_site, newer_site.queue_job(build_training_job(newer_site))).end
-    assert after.outcome == "done", "the next job is done"
+    assert run_job(newer_site, build_training_job(newer_site)).end.outcome == "done"
 
 
 def sign_spec(site: NodeApiServer, spec: str) -> tuple[protocol.Lease, Identity]:

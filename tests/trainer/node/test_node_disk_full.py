@@ -8,6 +8,7 @@ from tests.support.agent_process import (
     Node,
     build_training_job,
     list_running_processes,
+    run_job,
     wait_until,
     wait_until_finished,
 )
@@ -17,21 +18,16 @@ from tests.support.node_api_server import NodeApiServer
 pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("requires_sandbox"), pytest.mark.slow]
 
 
-def finish_another_job(site: NodeApiServer) -> None:
-    finish = wait_until_finished(site, site.queue_job(build_training_job(site))).end
-    assert finish.outcome == "done", finish.reason
-
-
 def test_disk_full_before_the_job_is_the_machines_fault(site: NodeApiServer, node: Node) -> None:
     node.start()
-    finish_another_job(site)
+    assert run_job(site, build_training_job(site)).end.outcome == "done"
     assert node.process is not None
 
     with full_disk(node.process.pid):
-        finish = wait_until_finished(site, site.queue_job(build_training_job(site))).end
+        finish = run_job(site, build_training_job(site)).end
     assert (finish.outcome, finish.cause) == ("failed", "infrastructure")
     assert "File too large" in finish.reason
-    finish_another_job(site)
+    assert run_job(site, build_training_job(site)).end.outcome == "done"
 
 
 def test_disk_full_during_the_job_is_the_machines_fault(site: NodeApiServer, node: Node) -> None:
@@ -45,5 +41,5 @@ def test_disk_full_during_the_job_is_the_machines_fault(site: NodeApiServer, nod
 
     assert (held.end.outcome, held.end.cause) == ("failed", "infrastructure")
     assert [row["step"] for row in held.rows] == list(range(1, len(held.rows) + 1))
-    finish_another_job(site)
+    assert run_job(site, build_training_job(site)).end.outcome == "done"
     assert list_running_processes(node.home) == []

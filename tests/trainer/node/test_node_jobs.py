@@ -7,41 +7,38 @@ from types import SimpleNamespace
 import pytest
 
 from tests.support import stdlib_release
-from tests.support.agent_process import Node, build_job, build_training_job, wait_until_finished
+from tests.support.agent_process import Node, build_job, build_training_job, run_job
+from tests.support.in_process_agent import InProcessAgent
 from tests.support.node_api_server import NodeApiServer
 from trainer import protocol
 from trainer.node.job_handlers import smoke
 from trainer.node.outcome import JobFailedError
 
-pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("requires_sandbox")]
+pytestmark = pytest.mark.processes
 
 
-def queue_smoke_test(site: NodeApiServer, **config: object) -> int:
-    order = protocol.SmokeOrder(
-        config={"arch": "waves", **config}, tokenizer="bpe:256", vocabulary_size=256, memory_bytes=8e10
-    )
-    return site.queue_job(build_job(site, order))
+def build_smoke_test(site: NodeApiServer, **config: object) -> protocol.JobSpec:
+    config = {"arch": "waves", **config}
+    order = protocol.SmokeOrder(config=config, tokenizer="bpe:256", vocabulary_size=256, memory_bytes=8e10)
+    return build_job(site, order)
 
 
-def test_smoke_job_runs_the_sites_code(site: NodeApiServer, node: Node) -> None:
-    leases = [
-        queue_smoke_test(site),
-        queue_smoke_test(site, fails=True),
-        queue_smoke_test(site, breaks=True),
-        queue_smoke_test(site, nonsense={"passed": 7}),
-    ]
-    node.start()
-    sound, failing, broken, nonsense = (wait_until_finished(site, lease).end for lease in leases)
-    assert (sound.outcome, sound.result["passed"], sound.result["parameters"]) == ("done", True, 7.0)
-    assert sound.result["sentence"] == (
+def test_smoke_job_runs_the_sites_code(running_node: Node) -> None:
+    site = running_node.site
+    held = run_job(site, build_smoke_test(site))
+    assert (held.end.outcome, held.end.result["passed"], held.end.result["parameters"]) == ("done", True, 7.0)
+    assert held.end.result["sentence"] == (
         "waves: baseline smokes NAME = \"entry\", {'--sandbox': 'bubblewrap', '--tokenizer': 'bpe:256', "
         "'--memory-bytes': '80000000000.0', '--peak': None}"
     )
+    assert held.log == "smoking\n"
+    assert [file.path for file in held.end.files] == [f"graph/{name}" for name in protocol.GRAPH_FILES]
+    failing = run_job(site, build_smoke_test(site, fails=True)).end
     assert (failing.outcome, failing.result["passed"]) == ("done", False)
+    broken = run_job(site, build_smoke_test(site, breaks=True)).end
     assert (broken.outcome, broken.cause) == ("failed", "infrastructure")
+    nonsense = run_job(site, build_smoke_test(site, nonsense={"passed": 7})).end
     assert nonsense.reason == "The smoke test's result is malformed."
-    assert site.leases[leases[0]].log == "smoking\n"
-    assert [file.path for file in sound.files] == [f"graph/{name}" for name in protocol.GRAPH_FILES]
 
 
 def test_smoke_job_with_docker_raises() -> None:
@@ -61,24 +58,15 @@ type(out).write_text = lie
 """
 
 
-def test_probe_readings_ignore_the_trainings_own_claim(site: NodeApiServer, node: Node) -> None:
-    lease = site.queue_job(build_training_job(site, probe=protocol.ProbeSpec(seconds=1), misbehave=LIE))
-    unasked = site.queue_job(build_training_job(site, misbehave=LIE))
-    node.start()
-    held = wait_until_finished(site, lease)
+def test_probe_readings_ignore_the_trainings_own_claim(running_node: Node) -> None:
+    site = running_node.site
+    held = run_job(site, build_training_job(site, probe=protocol.ProbeSpec(seconds=1), misbehave=LIE))
     assert held.end.outcome == "done", held.end.reason + held.log
     assert held.end.result["probes"] == {"version": 1, "before": READING, "after": READING}
     assert held.log == "probing\ntraining entry from step 0\nprobing\n"
-    finish = wait_until_finished(site, unasked).end
-    assert finish.result["probes"] is None
-
-
-def test_failing_probe_does_not_stop_the_training(site: NodeApiServer, node: Node) -> None:
-    lease = site.queue_job(build_training_job(site, probe=protocol.ProbeSpec(seconds=1, width=128)))
-    node.start()
-    finish = wait_until_finished(site, lease).end
-    assert finish.outcome == "done"
-    assert finish.result["probes"] == {"version": 1, "before": None, "after": None}
+    assert run_job(site, build_training_job(site, misbehave=LIE)).end.result["probes"] is None
+    failing = run_job(site, build_training_job(site, probe=protocol.ProbeSpec(seconds=1, width=128))).end
+    assert (failing.outcome, failing.result["probes"]) == ("done", {"version": 1, "before": None, "after": None})
 
 
 TRAIN = """
@@ -96,52 +84,44 @@ print(json.dumps({"bits_per_byte": 2.5}))
 """
 
 
-def queue_self_test(site: NodeApiServer, **files: str) -> int:
+def build_self_test(site: NodeApiServer, **files: str) -> protocol.JobSpec:
     sources = {**stdlib_release.FILES, "trainer/train.py": TRAIN, "trainer/cli/score.py": SCORE, **files}
     spec = build_job(site, protocol.SelfTestOrder(), entry=False)
     release = site.store_blob(stdlib_release.build_tar(sources), "release.tar")
-    return site.queue_job(spec.model_copy(update={"release": release}))
+    return spec.model_copy(update={"release": release})
 
 
-def finish(site: NodeApiServer, node: Node, **files: str) -> protocol.FinishLease:
-    lease = queue_self_test(site, **files)
-    node.start()
-    return wait_until_finished(site, lease).end
-
-
-def test_self_test_reports_what_it_measured(site: NodeApiServer, node: Node) -> None:
-    message = finish(site, node)
-    assert message.outcome == "done", message.reason
-    result = protocol.SelfTestResult.model_validate(message.result)
+def test_self_test_reports_what_it_measured(running_node: Node) -> None:
+    finish = run_job(running_node.site, build_self_test(running_node.site)).end
+    assert finish.outcome == "done", finish.reason
+    result = protocol.SelfTestResult.model_validate(finish.result)
     assert (result.sandbox, result.device, result.loss, result.bits_per_byte) == ("bubblewrap", "cpu", 6.0, 2.5)
 
 
+MISSING = "import no_such_package"
+NO_LM_EVAL = SCORE.replace('"bits_per_byte": 2.5', '"bits_per_byte": 2.5, "suite_missing": ["blimp_sample"]')
+
+
 @pytest.mark.parametrize(
-    ("file", "activity"),
+    ("file", "code", "activity", "reason"),
     [
-        ("trainer/train.py", "Training one step"),
-        ("trainer/cli/score.py", "Scoring one row"),
-        ("trainer/cli/prepare.py", "Preparing a small text"),
+        ("train", MISSING, "Training one step", "ModuleNotFoundError: No module named 'no_such_package'"),
+        ("cli/score", MISSING, "Scoring one row", "ModuleNotFoundError: No module named 'no_such_package'"),
+        ("cli/prepare", MISSING, "Preparing a small text", "ModuleNotFoundError: No module named 'no_such_package'"),
+        ("cli/score", NO_LM_EVAL, "Scoring one row", "lm-eval is missing: pip install 'dailytrain[training]'"),
     ],
 )
 def test_self_test_without_a_package_fails_with_its_name(
-    site: NodeApiServer, node: Node, file: str, activity: str
+    site: NodeApiServer, agent: InProcessAgent, file: str, code: str, activity: str, reason: str
 ) -> None:
-    message = finish(site, node, **{file: "import no_such_package"})
-    assert (message.outcome, message.cause) == ("failed", "infrastructure")
-    assert message.reason == f"{activity}: ModuleNotFoundError: No module named 'no_such_package'"
+    agent.start()
+    finish = run_job(site, build_self_test(site, **{f"trainer/{file}.py": code})).end
+    assert (finish.outcome, finish.cause) == ("failed", "infrastructure")
+    assert finish.reason == f"{activity}: {reason}"
 
 
-def test_self_test_without_lm_eval_fails(site: NodeApiServer, node: Node) -> None:
-    score = SCORE.replace('"bits_per_byte": 2.5', '"bits_per_byte": 2.5, "suite_missing": ["blimp_sample"]')
-    message = finish(site, node, **{"trainer/cli/score.py": score})
-    assert (message.outcome, message.cause) == ("failed", "infrastructure")
-    assert message.reason == "Scoring one row: lm-eval is missing: pip install 'dailytrain[training]'"
-
-
+@pytest.mark.usefixtures("requires_sandbox")
 def test_agent_that_runs_one_job_does_not_count_its_self_test(site: NodeApiServer, node: Node) -> None:
-    leases = [queue_self_test(site), site.queue_job(build_training_job(site))]
-    node.start("--once")
-    for lease in leases:
-        assert wait_until_finished(site, lease).finish is not None
-    assert node.wait() == 0
+    leases = [site.queue_job(build_self_test(site)), site.queue_job(build_training_job(site))]
+    assert node.start("--once").wait() == 0
+    assert all(site.leases[lease].finish for lease in leases)

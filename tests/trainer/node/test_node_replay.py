@@ -6,11 +6,13 @@ from typing import Any
 
 import pytest
 
-from tests.support.agent_process import Node, build_dataset_pin, build_job, build_training_job, wait_until_finished
-from tests.support.node_api_server import NodeApiServer
+from tests.support.agent_process import Node, build_dataset_pin, build_job, build_training_job, run_job
+from tests.support.node_api_server import LeaseRecord
 from trainer import protocol
 
-pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("requires_sandbox")]
+pytestmark = pytest.mark.processes
+
+Checkpoints = tuple[protocol.Checkpoint, protocol.Checkpoint]
 SPY = """
 import glob
 found = glob.glob(str(out.parent.parent / "**" / "*"), recursive=True)
@@ -22,31 +24,19 @@ os.symlink(claimed, target)
 """
 
 
-def train_two_checkpoints(site: NodeApiServer, node: Node) -> tuple[protocol.Checkpoint, protocol.Checkpoint]:
-    """Train a job and return its two checkpoints."""
-    lease = site.queue_job(build_training_job(site))
-    node.start()
-    first, second = wait_until_finished(site, lease).checkpoints
+@pytest.fixture(scope="module")
+def checkpoints(running_node: Node) -> tuple[protocol.Checkpoint, protocol.Checkpoint]:
+    """Of a job of 20 steps: after 10, and after all."""
+    first, second = run_job(running_node.site, build_training_job(running_node.site)).checkpoints
     return first, second
 
 
-def queue_replay(
-    site: NodeApiServer,
-    start: protocol.Checkpoint | None,
-    claimed: protocol.Checkpoint,
-    middle: protocol.Checkpoint | None = None,
-    first: protocol.Checkpoint | None = None,
-    **config: object,
-) -> int:
-    order = protocol.ReplayOrder(
-        dataset=build_dataset_pin(),
-        config={"steps": 20, **config},
-        start=start,
-        middle=middle,
-        first=first,
-        claimed=claimed,
-    )
-    return site.queue_job(build_job(site, order))
+def replay(
+    node: Node, start: protocol.Checkpoint | None, claimed: protocol.Checkpoint, config: dict[str, Any], **more: Any
+) -> LeaseRecord:
+    config = {"steps": 20, **config}
+    order = protocol.ReplayOrder(dataset=build_dataset_pin(), config=config, start=start, claimed=claimed, **more)
+    return run_job(node.site, build_job(node.site, order))
 
 
 def build_check(step: int, exact: bool = True) -> dict[str, Any]:
@@ -60,47 +50,35 @@ def build_result(*checks: dict[str, Any]) -> dict[str, Any]:
     return {"version": 1, "step": checks[-1]["step"], "exact": exact, "deviation": worst, "checks": [*checks]}
 
 
-def test_replay_detects_a_different_stretch(site: NodeApiServer, node: Node) -> None:
-    first, second = train_two_checkpoints(site, node)
-    forged = tuple(
-        site.store_blob(b"others", file.path) if file.path == "model.safetensors" else file for file in second.files
-    )
-    leases = [
-        queue_replay(site, None, first),
-        queue_replay(site, None, second, middle=first),
-        queue_replay(site, first, protocol.Checkpoint(step=20, files=forged), first=first),
-    ]
-    finishes = [wait_until_finished(site, lease).finish for lease in leases]
-    assert [finish and finish.result for finish in finishes] == [
-        build_result(build_check(10)),
-        build_result(build_check(10), build_check(20)),
-        build_result(build_check(10), build_check(20, exact=False)),
-    ]
+def test_replay_detects_a_different_stretch(running_node: Node, checkpoints: Checkpoints) -> None:
+    site, (first, second) = running_node.site, checkpoints
+    weights, *others = second.files
+    forged = protocol.Checkpoint(step=20, files=(site.store_blob(b"others", weights.path), *others))
+    assert replay(running_node, None, first, {}).end.result == build_result(build_check(10))
     told = "told {'clock': [], 'train': {}}\n"
-    assert site.leases[leases[1]].log == f"replaying entry from step 0 to [10, 20], {told}"
-    assert site.leases[leases[2]].log == (
-        f"replaying entry from step 0 to [10], {told}replaying entry from step 10 to [20], {told}"
-    )
+    held = replay(running_node, None, second, {}, middle=first)
+    assert held.end.result == build_result(build_check(10), build_check(20))
+    assert held.log == f"replaying entry from step 0 to [10, 20], {told}"
+    held = replay(running_node, first, forged, {}, first=first)
+    assert held.end.result == build_result(build_check(10), build_check(20, exact=False))
+    assert held.log == f"replaying entry from step 0 to [10], {told}replaying entry from step 10 to [20], {told}"
 
 
-def test_replayed_code_cannot_see_the_claimed_weights(site: NodeApiServer, node: Node) -> None:
-    first, second = train_two_checkpoints(site, node)
-    held = wait_until_finished(site, queue_replay(site, first, second, misbehave_again=SPY))
+def test_replayed_code_cannot_see_the_claimed_weights(running_node: Node, checkpoints: Checkpoints) -> None:
+    held = replay(running_node, *checkpoints, {"misbehave_again": SPY})
     assert (held.end.outcome, held.end.cause) == ("failed", "model"), held.log
     assert held.end.reason == "The replay left no weights to compare."
     assert "sees [] of the True" in held.log
 
 
-def test_replay_of_seconds_without_recorded_times_differs(site: NodeApiServer, node: Node) -> None:
-    first, second = train_two_checkpoints(site, node)
-    finish = wait_until_finished(site, queue_replay(site, first, second, budget="1h")).end
+def test_replay_of_seconds_without_recorded_times_differs(running_node: Node, checkpoints: Checkpoints) -> None:
     unproven = {"step": 20, "exact": False, "deviation": 1e9, "state_deviation": 1e9}
-    assert finish.result == build_result(unproven)
+    assert replay(running_node, *checkpoints, {"budget": "1h"}).end.result == build_result(unproven)
 
 
-def test_replay_of_a_failing_model_blames_the_model(site: NodeApiServer, node: Node) -> None:
-    first, second = train_two_checkpoints(site, node)
-    finish = wait_until_finished(site, queue_replay(site, first, second, misbehave_again="raise SystemExit(3)")).end
-    assert (finish.outcome, finish.cause) == ("failed", "model")
-    finish = wait_until_finished(site, queue_replay(site, first, second, misbehave_again="raise SystemExit(1)")).end
-    assert (finish.outcome, finish.cause) == ("failed", "infrastructure")
+@pytest.mark.parametrize(("code", "cause"), [(3, "model"), (1, "infrastructure")])
+def test_replay_that_exits_blames_by_its_code(
+    running_node: Node, checkpoints: Checkpoints, code: int, cause: str
+) -> None:
+    finish = replay(running_node, *checkpoints, {"misbehave_again": f"raise SystemExit({code})"}).end
+    assert (finish.outcome, finish.cause) == ("failed", cause)

@@ -12,7 +12,7 @@ import pytest
 
 import trainer
 from scheduler import storage
-from tests.support.agent_process import build_dataset_pin, build_job, build_training_job, wait_until_finished
+from tests.support.agent_process import build_dataset_pin, build_job, build_training_job, run_job
 from tests.support.in_process_agent import InProcessAgent
 from tests.support.node_api_server import NodeApiServer, read_json_blob
 from trainer import protocol
@@ -65,23 +65,18 @@ def dev_losses(held: Any) -> list[float]:
 
 @pytest.mark.slow
 def test_training_starts_from_another_runs_weights(
-    site: NodeApiServer, data: Path, base_run: Path, tmp_path: Path
+    site: NodeApiServer, data: Path, base_run: Path, agent: InProcessAgent
 ) -> None:
-    agent = InProcessAgent(site, tmp_path / "node")
     pin = protocol.DatasetPin(
         corpus="files:x", tokenizer="bpe:300", hash=json.loads((data / "manifest.json").read_text())["hash"]
     )
-    shutil.copytree(data, tmp_path / "node" / "datasets" / pin.hash)
+    shutil.copytree(data, agent.home / "datasets" / pin.hash)
     base = store_base_weights(site, base_run)
     order = protocol.TrainOrder(dataset=pin, config={**CONFIG, "seed": 2, "budget": "3steps"}, base=base)
     spec = build_job(site, order, entry=False, limits=LIMITS)
     release = site.store_blob(storage.pack_sources(Path(trainer.__file__).parent), "release.tar")
-    lease = site.queue_job(spec.model_copy(update={"release": release}))
     agent.start()
-    try:
-        held = wait_until_finished(site, lease)
-    finally:
-        agent.stop()
+    held = run_job(site, spec.model_copy(update={"release": release}))
     assert held.end.outcome == "done", held.end.reason + held.log
     learned = json.loads((base_run / "result.json").read_text())["final_loss"]
     assert dev_losses(held)[0] == pytest.approx(learned, abs=1e-6), "the first loss is the last one of the other run"
@@ -109,47 +104,30 @@ def small_base(site: NodeApiServer) -> protocol.BaseWeights:
     )
 
 
-def run_and_read_config(site: NodeApiServer, tmp_path: Path, spec: protocol.JobSpec) -> dict[str, Any]:
-    """Run the job and return the configuration of its process."""
-    agent = InProcessAgent(site, tmp_path / "node").start()
-    try:
-        finish = wait_until_finished(site, site.queue_job(spec)).end
-    finally:
-        agent.stop()
-    assert finish.outcome == "done", finish.reason
-    return dict(read_json_blob(site, finish.files[0])["config"])
-
-
 def test_base_weights_come_without_optimizer_state(
-    site: NodeApiServer, small_base: protocol.BaseWeights, tmp_path: Path
+    site: NodeApiServer, small_base: protocol.BaseWeights, agent: InProcessAgent
 ) -> None:
+    agent.start()
     spec = build_training_job(site)
-    spec = spec.model_copy(update={"order": spec.order.model_copy(update={"base": small_base})})
-    start = run_and_read_config(site, tmp_path, spec)["from"]
-    assert start.endswith("/base/run-7/checkpoints/step-00000040")
+    held = run_job(site, spec.model_copy(update={"order": spec.order.model_copy(update={"base": small_base})}))
+    config = read_json_blob(site, held.end.files[0])["config"]
+    assert config["from"].endswith("/base/run-7/checkpoints/step-00000040")
     fetched = [request.rpartition("/")[2] for request in site.requests if request.startswith("GET")]
     assert small_base.run.sha256 in fetched
-    assert {file.path for file in small_base.checkpoint.files if file.sha256 in fetched} == {
-        "model.safetensors",
-        "manifest.json",
-    }
-
-
-def test_entry_cannot_choose_its_base_weights(site: NodeApiServer, tmp_path: Path) -> None:
-    assert "from" not in run_and_read_config(site, tmp_path, build_training_job(site, **{"from": "/etc"}))
+    names = {file.path for file in small_base.checkpoint.files if file.sha256 in fetched}
+    assert names == {"model.safetensors", "manifest.json"}
+    held = run_job(site, build_training_job(site, **{"from": "/etc"}))
+    assert "from" not in read_json_blob(site, held.end.files[0])["config"], "an entry cannot choose them"
 
 
 def test_replay_starts_from_the_same_base_weights(
-    site: NodeApiServer, small_base: protocol.BaseWeights, tmp_path: Path
+    site: NodeApiServer, small_base: protocol.BaseWeights, agent: InProcessAgent
 ) -> None:
+    agent.start()
     files = (site.store_blob(b"weights 10 " * 100, "model.safetensors"), site.store_blob(b"{}", "state.json"))
     claimed = protocol.Checkpoint(step=10, files=files)
     order = protocol.ReplayOrder(dataset=build_dataset_pin(), config={"steps": 20}, base=small_base, claimed=claimed)
-    agent = InProcessAgent(site, tmp_path / "node").start()
-    try:
-        finish = wait_until_finished(site, site.queue_job(build_job(site, order))).end
-    finally:
-        agent.stop()
+    finish = run_job(site, build_job(site, order)).end
     assert finish.outcome == "done", finish.reason
     assert finish.result["exact"]
     assert any(small_base.run.sha256 in request for request in site.requests)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -9,13 +11,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.support.agent_process import Node
 from tests.support.agent_thread import AgentThread
 from tests.support.genesis import texts
 from tests.support.model_server import NAME, EchoModel, SynonymModel, serve_model
 from tests.support.waits import WAIT_SECONDS, wait_until
 from tests.trainer.node.packet_api_server import PacketApiServer
 from trainer import protocol
+from trainer.cli.main import main
 from trainer.distributed.ports import find_free_port
 from trainer.node import rephrase_session
 from trainer.node.agent import Agent, AgentStoppedError
@@ -266,9 +268,6 @@ def test_session_with_an_unsupported_campaign_fails_with_a_reason(
 def test_rephrase_join_without_an_account_runs_one_session(
     site: PacketApiServer, tmp_path: Path, model_server: CompletionServer
 ) -> None:
-    import subprocess
-    import sys
-
     site.add_packets(texts(6), STYLES)
     lease = site.queue_session()
     command = [sys.executable, "-m", "trainer.cli", "rephrase", "join", "--server", site.address, "--once"]
@@ -283,8 +282,6 @@ def test_rephrase_join_without_an_account_runs_one_session(
 
 
 def test_rephrase_join_with_bad_flags_prints_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    from trainer.cli.main import main
-
     command = ["rephrase", "join", "--home", str(tmp_path), "--server", "http://127.0.0.1:9"]
     for more, sentence in (
         (["--endpoint", "nowhere"], "is not an address"),
@@ -298,11 +295,3 @@ def test_rephrase_join_with_bad_flags_prints_one_line(capsys: pytest.CaptureFixt
         assert len(output.err.splitlines()) == 1
     with pytest.raises(SystemExit):
         main([*command, "--parallel", "0"])
-
-
-def test_node_without_a_back_end_does_not_offer_rephrasing(site: PacketApiServer, node: Node) -> None:
-    node.start(sandbox="none")
-    wait_until(lambda: site.polls)
-    assert site.polls[0].hardware.kinds is not None
-    assert "rephrase" not in site.polls[0].hardware.kinds
-    assert site.polls[0].hardware.rephraser is None

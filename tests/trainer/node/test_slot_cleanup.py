@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.support.agent_process import Node, build_training_job, wait_until_finished
+from tests.support.agent_process import build_training_job, run_job, wait_until_finished
 from tests.support.fake_gpus import GIB, Card, Nvml, pair
 from tests.support.in_process_agent import InProcessAgent
 from tests.support.node_api_server import NodeApiServer
@@ -40,55 +38,48 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 # --- processes and files ---------------------------------------------------------------------------------------------
 
 
-def test_cleanup_with_a_detached_process_kills_it(site: NodeApiServer, node: Node) -> None:
-    lease = site.queue_job(build_training_job(site, steps=100_000, every=100_000, misbehave=RUNAWAY))
-    after = site.queue_job(build_training_job(site, steps=10))
-    node.start(sandbox="none")
-    wait_until(lambda: lease in site.leases and site.leases[lease].rows)
-    assert len(find_marked_processes(f"{node.home}:{lease}:")) >= 2, "the job and its runaway"
-    site.leases[lease].stop = protocol.HeartbeatReply(stop="cancel")
-    wait_until_finished(site, after)
-    assert find_marked_processes(f"{node.home}:") == []
-
-
-def test_agent_start_kills_processes_of_a_killed_agent(site: NodeApiServer, node: Node) -> None:
-    stray = subprocess.Popen(["sleep", "300"], env={slot_cleanup.MARK_VARIABLE: f"{node.home}:41:"})
-    other = subprocess.Popen(["sleep", "300"], env={slot_cleanup.MARK_VARIABLE: f"{node.home}-of-another-else:41:"})
+def test_cleanup_and_start_kill_processes_that_earlier_jobs_left(site: NodeApiServer, tmp_path: Path) -> None:
+    home = tmp_path / "agent"
+    stray = subprocess.Popen(["sleep", "300"], env={slot_cleanup.MARK_VARIABLE: f"{home}:41:"})
+    other = subprocess.Popen(["sleep", "300"], env={slot_cleanup.MARK_VARIABLE: f"{home}-of-another-else:41:"})
+    agent = InProcessAgent(site, home)
     try:
-        site.queue_job(build_training_job(site, steps=5))
-        assert node.start("--once", sandbox="none").wait() == 0
-        assert stray.wait(WAIT_SECONDS) == -9
+        wait_until(lambda: find_marked_processes(f"{home}:41:") == [stray.pid])
+        assert find_marked_processes(f"{home}:4:") == []
+        lease = site.queue_job(build_training_job(site, steps=100_000, every=100_000, misbehave=RUNAWAY))
+        agent.start()
+        assert stray.wait(WAIT_SECONDS) == -9, "of an agent that was killed"
         assert other.poll() is None
+        wait_until(lambda: lease in site.leases and site.leases[lease].rows)
+        assert len(find_marked_processes(f"{home}:{lease}:")) >= 2, "the job and its runaway"
+        site.leases[lease].stop = protocol.HeartbeatReply(stop="cancel")
+        run_job(site, build_training_job(site, steps=10))
+        assert find_marked_processes(f"{home}:") == []
     finally:
-        other.kill()
-        other.wait()
-        stray.kill()
+        agent.stop()
+        for process in (stray, other):
+            process.kill()
+            process.wait()
 
 
 def test_cleanup_with_an_unremovable_folder_reports_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "work" / "5"
     folder.mkdir(parents=True)
-    (folder / "left").touch()
     cleanup = SlotCleanup(tmp_path, split_into_slots((), (), 1)[0], GpuMonitor(UnreadableGpuReader()))
     cleanup.set_lease(5)
+    assert cleanup.clean_up_slot(lambda: False) == ""
+    assert folder.is_dir(), "an empty folder tells the next agent of an unreported lease"
+    (folder / "left").touch()
 
     def refuse(path: Path) -> None:
         raise PermissionError(1, "Operation not permitted")
 
-    monkeypatch.setattr(slot_cleanup, "remove_folder", refuse)
-    assert cleanup.clean_up_slot(lambda: False) == "The last job's folder cannot be removed: Operation not permitted."
-    monkeypatch.undo()
+    with monkeypatch.context() as refused:
+        refused.setattr(slot_cleanup, "remove_folder", refuse)
+        problem = "The last job's folder cannot be removed: Operation not permitted."
+        assert cleanup.clean_up_slot(lambda: False) == problem
     assert cleanup.clean_up_once() == ""
     assert not folder.exists()
-
-
-def test_cleanup_keeps_an_empty_folder_for_the_next_agent(tmp_path: Path) -> None:
-    folder = tmp_path / "work" / "5"
-    folder.mkdir(parents=True)
-    cleanup = SlotCleanup(tmp_path, split_into_slots((), (), 1)[0], GpuMonitor(UnreadableGpuReader()))
-    cleanup.set_lease(5)
-    assert cleanup.clean_up_slot(lambda: False) == ""
-    assert folder.is_dir()
 
 
 # --- the memory of GPUs ----------------------------------------------------------------------------------------------
@@ -109,7 +100,7 @@ def cleanups(tmp_path: Path, cards: list[Card]) -> list[SlotCleanup]:
     return cleanups
 
 
-def test_cleanup_with_held_gpu_memory_reports_it_until_freed(cards: list[Card], cleanups: list[SlotCleanup]) -> None:
+def test_cleanup_reports_a_gpu_that_is_in_use_or_lost(cards: list[Card], cleanups: list[SlotCleanup]) -> None:
     cards[0].used, cards[0].pids = 5 * GIB, [4711]
     assert cleanups[0].clean_up_once() == (
         "NVIDIA GeForce RTX 3090 still holds 5.1 GB (process 4711): no job is taken until that is free."
@@ -117,14 +108,8 @@ def test_cleanup_with_held_gpu_memory_reports_it_until_freed(cards: list[Card], 
     assert cleanups[1].clean_up_once() == "", "the other slot's GPU is empty"
     cards[0].used, cards[0].pids = 300 << 20, []
     assert cleanups[0].clean_up_once() == ""
-
-
-def test_cleanup_with_a_new_gpu_process_reports_it(cards: list[Card], cleanups: list[SlotCleanup]) -> None:
-    cards[1].pids = [99]
-    assert "is in use by process 99" in cleanups[1].clean_up_once()
-
-
-def test_cleanup_with_a_lost_gpu_stops_its_slot_only(cards: list[Card], cleanups: list[SlotCleanup]) -> None:
+    cards[0].pids = [99]
+    assert "is in use by process 99" in cleanups[0].clean_up_once()
     cards[0].error = 15
     assert cleanups[0].clean_up_once() == "NVIDIA GeForce RTX 3090 does not answer (GPU is lost)."
     assert cleanups[1].clean_up_once() == ""
@@ -185,18 +170,6 @@ def test_node_with_held_gpu_memory_takes_no_job_until_freed(
     assert wait_until_finished(site, second).finish is not None
     assert caplog.text.count("still holds") == 1
     assert "The slot is clean again." in caplog.text
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_find_marked_processes_matches_one_lease_only(tmp_path: Path) -> None:
-    one = subprocess.Popen(["sleep", "60"], env={**os.environ, slot_cleanup.MARK_VARIABLE: f"{tmp_path}:12:"})
-    try:
-        wait_until(lambda: find_marked_processes(f"{tmp_path}:12:"))
-        assert find_marked_processes(f"{tmp_path}:12:") == [one.pid]
-        assert find_marked_processes(f"{tmp_path}:1:") == []
-    finally:
-        one.kill()
-        one.wait()
 
 
 def test_remove_folder_ignores_permissions_and_links(tmp_path: Path) -> None:

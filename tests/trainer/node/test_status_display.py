@@ -30,21 +30,15 @@ def print_panel(title: str, stats: RephraseStats) -> str:
 
 
 def test_panel_shows_counters_reasons_and_a_sample() -> None:
-    text = print_panel("genesis with words-1", build_stats())
-    for words in (
-        "genesis with words-1",
-        "28 submitted, 21 accepted by the site (75.0%)",
-        "4 being written, 12 waiting",
-    ):
-        assert words in text
-    for words in ("Refused 5", REASONS["copied"], "When on board", "Easy", "I was on a ship."):
-        assert words in text
-
-
-def test_panel_with_markup_in_a_text_shows_it_literally() -> None:
     stats = build_stats()
-    stats.sample = ("easy", "[red]source[/red]", "[/nothing]")
-    assert "[/nothing]" in print_panel("[bold]", stats)
+    stats.sample = ("easy", SOURCE, "[/nothing] " + GOOD["easy"])
+    text = print_panel("genesis with [bold]", stats)
+    assert "genesis with [bold]" in text, "markup is shown literally"
+    assert "28 submitted, 21 accepted by the site (75.0%)" in text
+    assert "4 being written, 12 waiting" in text
+    for words in ("Refused 5", REASONS["copied"], "When on board", "Easy", "[/nothing] I was on a ship."):
+        assert words in text
+    assert "(-)" in print_panel("before the first submission", RephraseStats())
 
 
 def test_display_without_a_terminal_logs_lines(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,8 +48,4 @@ def test_display_without_a_terminal_logs_lines(monkeypatch: pytest.MonkeyPatch) 
         while not lines:
             time.sleep(0.01)
     assert lines[0].startswith("7 packets submitted, 28 texts, 75% accepted, ")
-
-
-def test_status_before_the_first_submission_has_no_share() -> None:
     assert format_status_line(RephraseStats()) == "0 packets submitted, 0 texts, 0 tokens/s."
-    assert "(-)" in print_panel("title", RephraseStats())
