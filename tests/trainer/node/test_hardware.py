@@ -9,14 +9,15 @@ import psutil
 import pynvml
 import pytest
 
-from tests.support.agent_process import Node, build_training_job, wait_until_finished
-from tests.support.fake_gpus import GIB, Card, Nvml, build_driver_environment, pair
+from tests.support.agent_process import build_training_job, run_job
+from tests.support.fake_gpus import GIB, Card, Nvml, pair
+from tests.support.in_process_agent import InProcessAgent
 from tests.support.node_api_server import NodeApiServer
 from trainer.node import gpu_monitor, gpus
 from trainer.node.gpu_monitor import GpuMonitor
 from trainer.node.gpus import GpuReader, NvmlReader, UnreadableGpuReader, open_gpu_reader, select_visible_gpus
 from trainer.node.hardware import derive_labels, describe_gpus, detect_hardware, parse_gpu_model
-from trainer.protocol import Gpu, Hardware
+from trainer.protocol import Gpu
 from trainer.sandbox import gpu_devices
 
 pytestmark = pytest.mark.processes
@@ -234,27 +235,22 @@ def test_gpu_monitor_with_an_idle_job_warns_once(
 # --- a real agent ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("requires_sandbox")
 def test_node_registers_hardware_and_reports_health(
-    site: NodeApiServer, node: Node, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    site: NodeApiServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    cards = [*pair(temperature=77), Card(error=15)]
-    for name, value in build_driver_environment(tmp_path / "driver", cards).items():
-        monkeypatch.setenv(name, value)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    lease = site.queue_job(build_training_job(site, steps=10, pace=0.1))
-    assert node.start("--once", "--label", "cellar").wait() == 0
-    registered = site.registered[0]
-    assert registered.labels == ("cellar",)
-    assert {"2x3090", "2x24gb"} <= set(registered.hardware.found_labels)
-    assert [gpu.memory_bytes for gpu in registered.hardware.gpu_details] == [24 * GIB] * 2
-    assert registered.hardware.unusable_gpus is not None
-    assert registered.hardware.unusable_gpus[0].problem == "It does not answer (GPU is lost)."
-    output = node.read_output()
-    assert output.count("Found NVIDIA GeForce RTX 3090, 24 GB. Jobs may use it.") == 2
-    assert "Found GPU 2. No job may use it. It does not answer (GPU is lost)." in output
-    assert Hardware.model_validate_json(registered.hardware.model_dump_json()) == registered.hardware
-    polled, beat = site.polls[0].health, wait_until_finished(site, lease).heartbeats[-1].health
+    reader = NvmlReader(Nvml([*pair(temperature=77), Card(error=15)]))
+    agent = InProcessAgent(site, tmp_path / "agent", reader=reader).start()
+    try:
+        held = run_job(site, build_training_job(site, steps=10, pace=0.1))
+    finally:
+        agent.stop()
+    registered = site.registered[0].hardware
+    assert {"2x3090", "2x24gb"} <= set(registered.found_labels)
+    assert [gpu.memory_bytes for gpu in registered.gpu_details] == [24 * GIB] * 2
+    assert registered.unusable_gpus is not None
+    assert registered.unusable_gpus[0].problem == "It does not answer (GPU is lost)."
+    polled, beat = site.polls[0].health, held.heartbeats[-1].health
     assert polled is not None
     assert polled.temperature_celsius == 77
     assert beat is not None

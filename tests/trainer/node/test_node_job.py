@@ -28,7 +28,7 @@ pytestmark = pytest.mark.processes
 @pytest.mark.usefixtures("requires_sandbox")
 def test_node_sends_what_training_jobs_write_and_keeps_identity_and_dataset(site: NodeApiServer, node: Node) -> None:
     first = site.queue_job(build_training_job(site, steps=25))
-    assert node.start("--once", "--label", "cpu").wait() == 0
+    assert node.run("--once", "--label", "cpu", sandbox="bubblewrap") == 0
     held = site.leases[first]
 
     assert held.end.outcome == "done", held.end.reason + held.log
@@ -51,7 +51,7 @@ def test_node_sends_what_training_jobs_write_and_keeps_identity_and_dataset(site
     assert stat.S_IMODE(identity.stat().st_mode) == 0o600
     assert json.loads(identity.read_text())["node"] == 7
     second = site.queue_job(build_training_job(site))
-    assert node.start("--once", token=None).wait() == 0
+    assert node.run("--once", token=None) == 0
     assert site.leases[second].end.outcome == "done"
     assert len(site.registered) == 1
     assert node.home.with_suffix(".preparations").read_text() == "python-library\n", "the dataset is prepared once"

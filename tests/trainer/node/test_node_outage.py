@@ -136,8 +136,8 @@ def test_killed_agent_leaves_nothing_and_the_next_reports_its_leases(site: NodeA
     assert (node.home / "work" / str(lease)).is_dir()
 
     second = site.queue_job(build_training_job(site))
-    node.start(token=None)
-    assert wait_until_finished(site, second).finish is not None
+    assert node.run("--once", token=None) == 0
+    assert site.leases[second].finish is not None
     assert [poll.abandoned for poll in site.polls if poll.abandoned] == [(lease,)]
     assert not (node.home / "work" / str(lease)).exists()
 
@@ -156,14 +156,3 @@ def test_unreported_lease_is_reported_by_the_next_agent(site: NodeApiServer, nod
     site.faults.clear()
     node.start()
     wait_until(lambda: any(poll.abandoned == (lease,) for poll in site.polls))
-
-
-def test_idle_agent_keeps_its_folder_and_ends_at_once_by_a_signal(site: NodeApiServer, node: Node) -> None:
-    node.start()
-    wait_until(lambda: "Waiting for work." in node.read_output())
-    second = Node(site, node.home).start()
-    assert second.wait() == 2
-    assert "Another agent is working in" in node.read_output()
-    node.signal(signal.SIGTERM)
-    assert node.wait() == 0
-    assert "Leaving." in node.read_output()

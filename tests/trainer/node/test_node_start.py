@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from filelock import FileLock
 
-from tests.support.agent_process import Node, build_training_job, terminate
+from tests.support.agent_process import Node, build_training_job
 from tests.support.node_api_server import NodeApiServer
-from tests.support.waits import wait_until
 from trainer.cli import node as node_command
 from trainer.node.agent import Agent
 from trainer.node.client import SiteClient
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.processes
 
 def test_agent_without_a_sandbox_warns(site: NodeApiServer, node: Node) -> None:
     lease = site.queue_job(build_training_job(site))
-    assert node.start("--once", sandbox="none").wait() == 0
+    assert node.run("--once") == 0
     assert "WITHOUT A SANDBOX" in node.read_output()
     assert site.registered[0].hardware.sandboxes == ("none",)
     finish = site.leases[lease].end
@@ -32,19 +32,23 @@ def test_agent_without_a_sandbox_warns(site: NodeApiServer, node: Node) -> None:
 def test_agent_with_a_broken_sandbox_prints_one_line(site: NodeApiServer, node: Node) -> None:
     if get_driver("docker").find_problem() is None:
         pytest.skip("docker works here")
-    assert node.start(sandbox="docker").wait() == 2
+    assert node.run(sandbox="docker") == 2
     assert "Nothing runs without a sandbox unless you give --sandbox none." in node.read_output()
 
 
-@pytest.mark.slow
-def test_agent_with_a_new_token_joins_again(site: NodeApiServer, node: Node, requires_sandbox: None) -> None:
+def test_agent_with_a_new_token_joins_again(site: NodeApiServer, node: Node) -> None:
     site.join_tokens["again"] = 7
     for token, joined in (("join-me", 1), ("join-me", 1), ("again", 2), ("again", 2), (None, 2)):
-        polls = len(site.polls)
-        node.start(token=token)
-        wait_until(lambda polls=polls: len(site.polls) > polls)  # type: ignore[misc]
-        assert terminate(node) == 0
+        site.queue_job(build_training_job(site, steps=1))
+        assert node.run("--once", token=token) == 0
         assert len(site.registered) == joined, token
+
+
+def test_second_agent_in_the_same_folder_is_refused(node: Node) -> None:
+    node.home.mkdir()
+    with FileLock(node.home / "agent.lock"):
+        assert node.run() == 2
+    assert "Another agent is working in" in node.read_output()
 
 
 def build_agent(home: Path) -> Agent:
@@ -54,11 +58,11 @@ def build_agent(home: Path) -> Agent:
 def test_agent_without_extras_takes_no_jobs_of_theirs_and_names_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("papermill")
-    pytest.importorskip("hivemind")
+    find_spec = importlib.util.find_spec
+    if not (find_spec("papermill") and find_spec("hivemind")):
+        pytest.skip("the extras are not installed")
     assert {"train", "notebook", "seat"} <= set(build_agent(tmp_path).kinds)
     assert describe_missing_extras() == ""
-    find_spec = importlib.util.find_spec
 
     def find(name: str, *others: Any) -> Any:
         return None if name in ("papermill", "hivemind") else find_spec(name, *others)

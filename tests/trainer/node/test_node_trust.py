@@ -61,24 +61,23 @@ def test_order_for_another_node_or_lease_is_refused(running_node: Node, change: 
     assert_refused(running_node, build_training_job(running_node.site), reason)
 
 
-@pytest.mark.usefixtures("requires_sandbox")
 def test_identity_belongs_to_one_site_and_its_first_key(site: NodeApiServer, node: Node) -> None:
-    assert node.start(token=None).wait() == 2
+    assert node.run(token=None) == 2
     assert "start it once with --token" in node.read_output()
-    assert node.start(token="wrong").wait() == 1
+    assert node.run(token="wrong") == 1
     assert "This join token is not known or has expired." in node.read_output()
     assert not (node.home / "identity.json").exists()
     site.queue_job(build_training_job(site))
-    assert node.start("--once").wait() == 0
+    assert node.run("--once") == 0
     identity = json.loads((node.home / "identity.json").read_text())
     assert base64.b64decode(identity["public_key"]) == site.key.public_key().public_bytes_raw()
 
     site.sign = Ed25519PrivateKey.generate().sign
     lease = site.queue_job(build_training_job(site))
-    assert node.start("--once").wait() == 0
+    assert node.run("--once") == 0
     assert NOT_SIGNED in site.leases[lease].end.reason
     (node.home / "identity.json").write_text(json.dumps(identity | {"server": "https://elsewhere.example"}))
-    assert node.start().wait() == 2
+    assert node.run() == 2
     assert "This node belongs to https://elsewhere.example." in node.read_output()
 
 

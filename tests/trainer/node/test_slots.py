@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.agent_process import Node, build_training_job, list_running_processes, wait_until_finished
+from tests.support.agent_process import build_training_job, list_running_processes, wait_until_finished
 from tests.support.fake_gpus import Nvml, pair
 from tests.support.in_process_agent import InProcessAgent
 from tests.support.node_api_server import LeaseRecord, NodeApiServer
@@ -200,10 +199,10 @@ def read_share(held: LeaseRecord) -> dict[str, Any]:
     return json.loads(held.log.splitlines()[1])  # type: ignore[no-any-return]
 
 
-@pytest.mark.usefixtures("requires_sandbox")
-def test_two_slots_run_two_jobs_on_separate_cores(site: NodeApiServer, node: Node) -> None:
+def test_two_slots_run_two_jobs_on_separate_cores_until_a_stop(site: NodeApiServer, tmp_path: Path) -> None:
+    agent = InProcessAgent(site, tmp_path / "two", lanes=2)
     leases = [site.queue_job(build_training_job(site, steps=100_000, every=100_000, misbehave=SHARE)) for _ in range(2)]
-    node.start("--slots", "2")
+    agent.start()
     wait_until_running(site, leases)
     assert {poll.lane for poll in site.polls} == {0, 1}
     assert {(poll.lanes, poll.lanes_wished) for poll in site.polls} == {(2, 2)}
@@ -212,14 +211,13 @@ def test_two_slots_run_two_jobs_on_separate_cores(site: NodeApiServer, node: Nod
     if len(list_processors()) > 1:
         assert cores[0] | cores[1] == set(list_processors())
         assert not cores[0] & cores[1]
-    node.signal(signal.SIGTERM)
-    assert node.wait() == 0
+    agent.stop()
     for lease in leases:
         held = site.leases[lease]
         assert held.end.outcome == "released"
         assert len(held.checkpoints) == 1, "one signal stops all slots, each with its checkpoint"
-    assert list_running_processes(node.home) == []
-    assert list((node.home / "work").iterdir()) == []
+    assert list_running_processes(agent.home) == []
+    assert list((agent.home / "work").iterdir()) == []
 
 
 @pytest.fixture

@@ -190,18 +190,22 @@ def test_upload_takes_the_time_of_its_rate_in_steady_chunks(clock: list[float]) 
     assert clock[0] - 100 == pytest.approx(10, abs=0.3)
 
 
-def test_two_clients_of_a_node_share_the_rate(clock: list[float], tmp_path: Path) -> None:
+def test_two_clients_of_a_node_share_the_rate(clock: list[float]) -> None:
     first = SiteClient("http://127.0.0.1:1", "", upload_rate=UploadRate(1_000_000))
     second = first.with_token("lease")
     for client in (first, second):
         send(client.upload_rate, 5_000_000)
     assert clock[0] - 100 == pytest.approx(10, abs=0.3)
-    agent = Agent(first, tmp_path, get_driver("none"), ())
-    for measured, expected in ((None, 1e6), (9e6, 1e6), (1e5, 1e5)):
-        if measured is not None:
-            first.speed.record("down", int(10 * measured), 10.0)
-        assert agent.detect_hardware().network_bytes_per_second == expected, "the slower one"
     first.close()
+
+
+def test_hardware_reports_the_slower_of_measured_rate_and_limit(tmp_path: Path) -> None:
+    for measured, expected in ((0, 2e6), (9_000_000, 2e6), (1_000_000, 1e6)):
+        client = SiteClient("http://127.0.0.1:1", "token", upload_rate=UploadRate(2_000_000))
+        client.speed.record("up", measured, 1.0)
+        agent = Agent(client, tmp_path, get_driver("none"), ())
+        assert agent.detect_hardware().network_bytes_per_second == expected
+        client.close()
 
 
 def test_rate_is_parsed_or_refused_with_a_reason() -> None:

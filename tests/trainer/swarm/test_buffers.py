@@ -37,7 +37,9 @@ def test_slots_follow_from_free_memory(config: SwarmConfig, index: int) -> None:
     held, text = measure_micro_batch(stage), measure_text(stage)
     weights = 4 * RESERVED_COPIES * stage.gradient_sum.numel()
     size = max(100.5 * held, (MAX_CACHES + 0.5) * text / CACHE_SHARE)
+    before = stage.compute_digest(stage.gradient_sum)
     plan = plan_memory(stage, int((weights + size) / MEMORY_SHARE))
+    assert stage.compute_digest(stage.gradient_sum) == before
     assert plan == MemoryPlan(int((size - MAX_CACHES * text) / held), MAX_CACHES)
     assert plan_memory(stage, int((weights + 2.5 * text / CACHE_SHARE) / MEMORY_SHARE)).texts == 2
     assert plan_memory(stage, 0) == MemoryPlan(1, 0), "at least one micro-batch"
@@ -59,13 +61,6 @@ def test_twice_the_rows_occupy_twice_the_memory(config: SwarmConfig) -> None:
     one = measure_micro_batch(Stage(config, 0))
     two = measure_micro_batch(Stage(config.model_copy(update={"micro_batch": 2 * config.micro_batch}), 0))
     assert 1.7 * one < two < 2.1 * one
-
-
-def test_measuring_does_not_change_the_stage(config: SwarmConfig) -> None:
-    stage = Stage(config, 1)
-    before = stage.compute_digest(stage.gradient_sum)
-    plan_memory(stage)
-    assert stage.compute_digest(stage.gradient_sum) == before
 
 
 @settings(deadline=None, max_examples=50)

@@ -106,8 +106,7 @@ def test_assembled_run_is_readable_by_other_commands(
             assert torch.equal(tensor, state.get(f"weight.{name}", tensor))
     opened = RunFolder.open(run)
     assert (opened.checkpoint, opened.step, opened.arch) == (folder.resolve(), 6, "gpt")
-    assert opened.train_tokens == 6 * 4 * config.micro_batch * 16
-    assert opened.train_seconds == 1.5
+    assert (opened.train_tokens, opened.train_seconds) == (6 * 4 * config.micro_batch * 16, 1.5)
     assert find_base_checkpoint(run).step == 6
     assert opened.train_flops == pytest.approx(
         opened.train_tokens * json.loads((run / "run.json").read_bytes())["flops_per_token"]

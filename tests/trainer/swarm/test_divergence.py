@@ -24,52 +24,40 @@ pytest.importorskip("hivemind", reason="the extra `swarm` is not installed")
 SANCTIONS = {"leave", "ban", "first_strike", "rollback"}
 
 
-def train_until_diverged(
+GRADIENT, HIDDEN = "the gradient", "a hidden state"
+
+
+@pytest.mark.parametrize(
+    ("arch", "workers", "what", "evaluation_interval", "changes"),
+    [
+        pytest.param("gpt", [0, 0], GRADIENT, 0, {"stages": 1, "weight_decay": 1e20}, id="loss"),
+        pytest.param("nanogpt", [0, 1, 0, 1], GRADIENT, 0, {"weight_decay": 1e9}, id="gradient"),
+        pytest.param("litgpt", [0, 1, 0, 1], HIDDEN, 0, {"weight_decay": 1e12}, id="hidden state"),
+        pytest.param("litgpt", [0, 1], HIDDEN, 0, {"weight_decay": 1e12}, id="one worker a stage"),
+        pytest.param("gpt", [0, 1, 0, 1], HIDDEN, 0, {"weight_decay": 1e2, "wire": "fp16"}, id="beyond fp16"),
+        pytest.param("litgpt", [0, 1, 0, 1], HIDDEN, 1, {"weight_decay": 1e12}, id="evaluation"),
+    ],
+)
+def test_swarm_whose_weights_explode_ends_with_diverged_error(
     dataset_folder: Path,
-    folder: Path,
+    tmp_path: Path,
     arch: str,
-    workers: Sequence[int],
-    what: str = "the gradient",
-    evaluation_interval: int = 0,
-    **changes: Any,
+    workers: list[int],
+    what: str,
+    evaluation_interval: int,
+    changes: dict[str, Any],
 ) -> None:
-    """Train with such a weight decay that the weights explode; check that this is the run's end."""
     dataset = Dataset.open(dataset_folder)
-    config = build_tiny_config(dataset, arch, learning_rate=0.9, warmup_steps=0, **changes)
-    batches = Batches(dataset, config)
+    batches = Batches(dataset, build_tiny_config(dataset, arch, learning_rate=0.9, warmup_steps=0, **changes))
     with pytest.raises(DivergedError, match=f"step .*: {what} is not finite"):
-        train_in_process(batches, folder, workers, evaluation_interval=evaluation_interval)
-    kinds = read_kinds(folder)
+        train_in_process(batches, tmp_path, workers, evaluation_interval=evaluation_interval)
+    kinds = read_kinds(tmp_path)
     assert "commit" in kinds
     assert not kinds & SANCTIONS
 
 
 def read_kinds(folder: Path) -> set[str]:
     return {line["kind"] for line in read_journal(folder / "run")}
-
-
-def test_swarm_with_nan_loss_ends_with_diverged_error(dataset_folder: Path, tmp_path: Path) -> None:
-    train_until_diverged(dataset_folder, tmp_path, "gpt", [0, 0], stages=1, weight_decay=1e20)
-
-
-def test_swarm_with_gradient_overflow_ends_with_diverged_error(dataset_folder: Path, tmp_path: Path) -> None:
-    train_until_diverged(dataset_folder, tmp_path, "nanogpt", [0, 1, 0, 1], weight_decay=1e9)
-
-
-@pytest.mark.parametrize("workers", [[0, 1, 0, 1], [0, 1]])
-def test_swarm_with_nan_hidden_state_ends_with_diverged_error(
-    dataset_folder: Path, tmp_path: Path, workers: list[int]
-) -> None:
-    train_until_diverged(dataset_folder, tmp_path, "litgpt", workers, "a hidden state", weight_decay=1e12)
-
-
-def test_swarm_with_hidden_state_beyond_fp16_ends_with_diverged_error(dataset_folder: Path, tmp_path: Path) -> None:
-    workers = [0, 1, 0, 1]
-    train_until_diverged(dataset_folder, tmp_path, "gpt", workers, "a hidden state", weight_decay=1e2, wire="fp16")
-
-
-def test_evaluation_with_nan_hidden_state_ends_with_diverged_error(dataset_folder: Path, tmp_path: Path) -> None:
-    train_until_diverged(dataset_folder, tmp_path, "litgpt", [0, 1, 0, 1], "a hidden state", 1, weight_decay=1e12)
 
 
 class RefusingWorker(Worker):
@@ -86,14 +74,9 @@ def train_with_refusals(dataset_folder: Path, folder: Path, refusing: Sequence[i
     train_in_process(batches, folder, [0, 0, 1, 1, 2], dict.fromkeys(refusing, RefusingWorker))
 
 
-def test_swarm_continues_when_one_of_each_stage_claims_divergence(dataset_folder: Path, tmp_path: Path) -> None:
-    train_with_refusals(dataset_folder, tmp_path, [0, 2])
-    kinds = read_kinds(tmp_path)
-    assert "end" in kinds
-    assert not kinds & SANCTIONS
-
-
-def test_swarm_ends_when_all_of_a_later_stage_claim_divergence(dataset_folder: Path, tmp_path: Path) -> None:
+def test_swarm_ends_only_when_all_of_a_stage_claim_divergence(dataset_folder: Path, tmp_path: Path) -> None:
+    train_with_refusals(dataset_folder, tmp_path / "one of each", [0, 2])
+    assert "end" in read_kinds(tmp_path / "one of each")
     with pytest.raises(DivergedError):
-        train_with_refusals(dataset_folder, tmp_path, [2, 3])
-    assert not read_kinds(tmp_path) & SANCTIONS
+        train_with_refusals(dataset_folder, tmp_path / "all of one", [2, 3])
+    assert not (read_kinds(tmp_path / "one of each") | read_kinds(tmp_path / "all of one")) & SANCTIONS

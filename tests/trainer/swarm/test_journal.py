@@ -9,7 +9,15 @@ import pytest
 from tests.support.swarm_chain import build_tiny_config
 from trainer.data.dataset import Dataset
 from trainer.swarm import coordinator_main
-from trainer.swarm.journal import JOURNAL_FILE, Journal, JournalState, RunLockedError, get_losses, read_journal
+from trainer.swarm.journal import (
+    JOURNAL_FILE,
+    Journal,
+    JournalLine,
+    JournalState,
+    RunLockedError,
+    get_losses,
+    read_journal,
+)
 
 
 def test_incomplete_last_line_is_removed(tmp_path: Path) -> None:
@@ -49,23 +57,14 @@ def test_second_coordinator_is_refused_in_one_line(
     journal.close()
 
 
-def test_members_are_those_that_joined_and_did_not_leave(tmp_path: Path) -> None:
-    lines = [
-        {"kind": "start", "generation": 4},
-        {"kind": "join", "peer": "a"},
-        {"kind": "join", "peer": "b"},
-        {"kind": "leave", "peer": "a"},
-    ]
-    history = JournalState.from_lines(lines)
-    assert list(history.members) == ["b"]
-    assert history.generation == 4
-
-
-def test_rollback_sets_version_and_clears_commit() -> None:
-    commits = [{"kind": "commit", "step": step, "loss": 5.0 - step} for step in range(4)]
-    history = JournalState.from_lines([*commits, {"kind": "rollback", "to": 2}])
-    assert (history.version, history.commit) == (2, None)
+def test_state_has_members_and_the_version_after_a_rollback() -> None:
+    lines: list[JournalLine] = [{"kind": "start", "generation": 4}]
+    lines += [{"kind": kind, "peer": peer} for kind, peer in (("join", "a"), ("join", "b"), ("leave", "a"))]
+    lines += [{"kind": "commit", "step": step, "loss": 5.0 - step} for step in range(4)]
+    lines.append({"kind": "rollback", "to": 2})
+    state = JournalState.from_lines(lines)
+    assert (list(state.members), state.generation, state.version, state.commit) == (["b"], 4, 2, None)
     again = {"kind": "commit", "step": 2, "loss": 1.0}
-    history = JournalState.from_lines([*commits, {"kind": "rollback", "to": 2}, again])
-    assert (history.version, history.commit) == (3, again)
-    assert get_losses([*commits, {"kind": "rollback", "to": 2}, again]) == [5.0, 4.0, 1.0, 2.0]
+    state = JournalState.from_lines([*lines, again])
+    assert (state.version, state.commit) == (3, again)
+    assert get_losses([*lines, again]) == [5.0, 4.0, 1.0, 2.0]

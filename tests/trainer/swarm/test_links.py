@@ -59,18 +59,6 @@ def test_link_delays_data() -> None:
     assert seconds >= 0.2 + 0.1  # 8 Mbit at 40 Mbit/s, both directions overlapping, and the delay
 
 
-def test_cut_link_closes_both_ends() -> None:
-    async def measure(links: Links) -> bytes:
-        async with echo_behind(links) as (reader, _):
-            with contextlib.suppress(ConnectionResetError):
-                return await asyncio.wait_for(reader.read(1), WAIT_SECONDS)
-            return b""
-
-    with Links(LinkShape(cuts=1.0)) as links:
-        assert asyncio.run(measure(links)) == b""
-        assert links.cut == 1
-
-
 @pytest.mark.slow
 def test_swarm_over_slow_breaking_links_equals_single_process(dataset_folder: Path) -> None:
     config = build_tiny_config(Dataset.open(dataset_folder), steps=8, checkpoint_every=8)

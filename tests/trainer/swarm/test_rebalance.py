@@ -57,19 +57,13 @@ def test_equal_peers_are_spread_evenly(stages: int, each: int, chance) -> None:
     assert {len(row) for row in rows.values()} == {each}
 
 
-def test_stage_short_of_peers_comes_first() -> None:
+def test_stage_short_of_peers_comes_first_and_a_small_gain_gives_no_move() -> None:
     stages = {0: {"a": 9.0}, 1: {"b": 1.0, "c": 1.0, "d": 1.0}, 2: {"e": 0.1, "f": 0.1}}
     move = propose_move(stages)
     assert move is not None
     assert (move.source, move.target) == (1, 0)
-
-
-def test_empty_stage_gets_a_peer_of_a_pair() -> None:
     assert propose_move({0: {}, 1: {"b": 1.0, "c": 2.0}}) == Move("b", 1, 0)
     assert propose_move({0: {"a": 1.0}, 1: {"b": 1.0, "c": 2.0}}) is None
-
-
-def test_small_gain_gives_no_move() -> None:
     stages = {0: {f"a{n}": 1.0 for n in range(21)}, 1: {f"b{n}": 1.0 for n in range(19)}}
     assert propose_move(stages) is None
     assert propose_move(stages, gain=0.0) is not None

@@ -57,13 +57,6 @@ def test_new_and_unbanned_peers_are_not_flooded() -> None:
     assert all(counts[peer] in (9, 10, 11) for peer in ("peer 0", "peer 1", "late"))
 
 
-def test_peer_added_again_keeps_its_statistics() -> None:
-    router = build_router([4.0])
-    router.observe("peer 0", 8.0, 1.0)
-    router.add("peer 0", 1.0)
-    assert router.get_throughput("peer 0") == pytest.approx(0.8 * 4 + 0.2 * 8)
-
-
 def test_throughput_is_a_moving_average() -> None:
     router = Router()
     router.add("a")
@@ -75,6 +68,7 @@ def test_throughput_is_a_moving_average() -> None:
     for _ in range(50):
         router.observe("b", 1.0, 1.0)
     assert router.get_throughput("b") == pytest.approx(1.0, abs=0.01)
+    router.add("b", 9.0)  # again
     router.observe("unknown", 1.0, 1.0)
     router.observe("b", 1.0, 0.0)
     assert router.get_throughput("b") == pytest.approx(1.0, abs=0.01)
@@ -90,10 +84,6 @@ def test_dropped_peer_is_not_picked() -> None:
     with pytest.raises(NoPeersError) as caught:
         router.pick(1.0, 0.0)
     assert caught.value.until is None
-
-
-def test_routers_with_different_seeds_start_with_different_peers() -> None:
-    assert len({build_router([1.0] * 8, seed).pick(1.0, 0.0) for seed in range(40)}) > 4
 
 
 @settings(deadline=None, max_examples=50)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -76,9 +77,13 @@ def test_bf16_loss_is_close_and_sums_are_fp32(dataset: Dataset) -> None:
     assert all(tensor.dtype == torch.float32 for stage in stages for tensor in stage.copy_state().values())
 
 
-def test_backward_without_learning_computes_input_gradient_only(dataset: Dataset) -> None:
+def test_stages_without_learning_compute_nats_and_input_gradients(dataset: Dataset) -> None:
     config = build_tiny_config(dataset)
-    stages = build_stages(config)
+    stages, whole = build_stages(config), build_model(config).eval()
+    tokens, targets = next(Batches(dataset, config).iter_dev(2))
+    hidden = stages[0].forward(tokens, None, learn=False).output
+    nats = torch.nn.functional.cross_entropy(whole(tokens).flatten(0, 1), targets.flatten(), reduction="none")
+    assert torch.allclose(stages[1].compute_nats(tokens, hidden, targets).flatten(), nats, atol=1e-5)
     first, last = run_forward(stages, Batches(dataset, config), 0, 0)
     gradient, gradients = stages[1].backward(last, learn=False)
     assert gradients == []
@@ -87,42 +92,22 @@ def test_backward_without_learning_computes_input_gradient_only(dataset: Dataset
     assert stages[0].backward(first, gradient, learn=False) == (None, [])
 
 
-def test_nats_equal_the_whole_models(dataset: Dataset) -> None:
-    config = build_tiny_config(dataset, stages=3)
-    stages, whole = build_stages(config), build_model(config).eval()
-    tokens, targets = next(Batches(dataset, config).iter_dev(2))
-    hidden = None
-    for stage in stages[:-1]:
-        hidden = stage.forward(tokens, hidden, learn=False).output
-    logits = whole(tokens)
-    nats = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none")
-    assert torch.allclose(stages[-1].compute_nats(tokens, hidden, targets).flatten(), nats, atol=1e-5)
-
-
-@pytest.mark.parametrize("arch", SHAPES)
-def test_cached_logits_equal_the_whole_models(dataset: Dataset, arch: str) -> None:
-    config = build_tiny_config(dataset, arch, stages=3)
-    check_cached_logits(dataset, config)
-
-
-@pytest.mark.parametrize("option", ["document_mask", "windows"])
-def test_cached_logits_of_gpt_options_equal_the_whole_models(dataset: Dataset, option: str) -> None:
-    base = build_tiny_config(dataset, stages=3)
-    value = {"document_mask": True, "windows": "SL"}[option]
-    changes = {option: value, "short_window": 3, "end_of_text": dataset.tokenizer.end_of_text}
-    check_cached_logits(dataset, build_tiny_config(dataset, stages=3, model=base.model | changes))
-
-
-def test_stages_of_a_model_with_a_memory_are_refused(dataset: Dataset) -> None:
-    base = build_tiny_config(dataset, stages=3)
-    with pytest.raises(PartitionError, match="memory_rows"):
-        build_stages(build_tiny_config(dataset, stages=3, model=base.model | {"memory_rows": 50}))
-
-
-def test_cached_logits_of_a_sliding_window_equal_the_whole_models(dataset: Dataset) -> None:
-    base = build_tiny_config(dataset, "litgpt", stages=3)
-    fields = base.model["fields"] | {"sliding_window_size": 4, "sliding_window_indices": [1, 0, 1]}
-    check_cached_logits(dataset, build_tiny_config(dataset, "litgpt", stages=3, model=base.model | {"fields": fields}))
+@pytest.mark.parametrize(
+    ("arch", "changes"),
+    [
+        *((arch, {}) for arch in SHAPES),
+        ("gpt", {"document_mask": True}),
+        ("gpt", {"windows": "SL", "short_window": 3}),
+        ("litgpt", {"sliding_window_size": 4, "sliding_window_indices": [1, 0, 1]}),
+    ],
+)
+def test_cached_logits_equal_the_whole_models(dataset: Dataset, arch: str, changes: dict[str, Any]) -> None:
+    model = dict(build_tiny_config(dataset, arch).model)
+    if arch == "litgpt":
+        model["fields"] = model["fields"] | changes
+    elif changes:
+        model |= {**changes, "end_of_text": dataset.tokenizer.end_of_text}
+    check_cached_logits(dataset, build_tiny_config(dataset, arch, stages=3, model=model))
 
 
 @torch.no_grad()
@@ -150,26 +135,18 @@ def test_stage_with_loaded_state_continues_like_its_peer(dataset: Dataset) -> No
     batches, stages = Batches(dataset, config), build_stages(config)
     list(train_stages(stages, batches, 2))
     newcomer = Stage(config, 1)
-    assert newcomer.compute_digest() != stages[1].compute_digest()
-    newcomer.load_state(stages[1].copy_state(), stages[1].version)
-    assert newcomer.compute_digest() == stages[1].compute_digest()
-    before = [stages[0].copy_state(), stages[1].copy_state()]
+    untrained, (first, last) = newcomer.compute_digest(), (stage.copy_state() for stage in stages)
+    with pytest.raises(StateError, match="has no weight"):
+        newcomer.load_state(first, 3)
+    with pytest.raises(StateError, match="another stage's"):
+        newcomer.load_state({**first, **last}, 3)
+    assert (newcomer.compute_digest(), newcomer.version) == (untrained, 0)
+    newcomer.load_state(last, stages[1].version)
+    assert newcomer.compute_digest() == stages[1].compute_digest() != untrained
     expected = list(train_stages(stages, batches, 2))
-    for stage, state in zip((stages[0], newcomer), before, strict=True):
-        stage.load_state(state, 2)
+    stages[0].load_state(first, 2)
     assert list(train_stages([stages[0], newcomer], batches, 2)) == expected
     assert newcomer.compute_digest() == stages[1].compute_digest()
-
-
-def test_state_of_another_stage_is_refused_without_changes(dataset: Dataset) -> None:
-    config = build_tiny_config(dataset)
-    first, last = build_stages(config)
-    before = first.compute_digest()
-    with pytest.raises(StateError, match="has no weight"):
-        first.load_state(last.copy_state(), 3)
-    with pytest.raises(StateError, match="another stage's"):
-        first.load_state({**first.copy_state(), **last.copy_state()}, 3)
-    assert (first.compute_digest(), first.version) == (before, 0)
 
 
 def test_cleared_sum_leaves_losses_unchanged(dataset: Dataset) -> None:
@@ -189,9 +166,13 @@ def test_repeated_step_is_memorized(dataset: Dataset) -> None:
 
 
 def test_unpartitionable_model_is_refused_with_reason(dataset: Dataset) -> None:
-    base = build_tiny_config(dataset, "nanogpt")
-    with pytest.raises(PartitionError, match="cannot share a tied head"):
-        Stage(build_tiny_config(dataset, "nanogpt", model=base.model | {"tied_head": True}), 0)
+    for arch, change, reason in (
+        ("nanogpt", {"tied_head": True}, "cannot share a tied head"),
+        ("gpt", {"memory_rows": 50}, "memory_rows"),
+    ):
+        base = build_tiny_config(dataset, arch)
+        with pytest.raises(PartitionError, match=reason):
+            Stage(build_tiny_config(dataset, arch, model=base.model | change), 0)
     with pytest.raises(PartitionError, match="4 blocks cannot be partitioned into 5"):
         Stage(build_tiny_config(dataset, stages=5), 0)
 
