@@ -130,18 +130,9 @@ def test_file_that_cannot_be_flushed_leaves_the_one_before(
     prepare_dataset(corpus, "bpe:300", tmp_path / "out").verify()
 
 
-def test_spool_repeated_text_is_added_once(tmp_path: Path) -> None:
-    with SpoolWriter(tmp_path / "spool") as spool:
-        sizes = [spool.add(Document(name, text)) for name, text in (("a", "one"), ("b", "two"), ("c", "one"))]
-        assert sizes == [3, 3, 0]
-        spool.save({"documents": 3})
-    with Spool(tmp_path / "spool") as complete:
-        assert [complete.read_document(number).id for number in range(len(complete))] == ["a", "b"]
-
-
 def test_spool_continues_after_last_save(tmp_path: Path) -> None:
     with SpoolWriter(tmp_path / "spool") as spool:
-        spool.add(Document("a", "one"))
+        assert [spool.add(Document(name, "one")) for name in "ab"] == [3, 0], "a repeated text is added once"
         spool.save({"documents": 1})
         spool.add(Document("b", "two, lost with its writer"))
     with SpoolWriter(tmp_path / "spool") as spool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import itertools
 import random
-import string
 from typing import Any
 
 import pytest
@@ -77,50 +76,32 @@ def test_rephrasings_of_other_passages_are_mostly_rejected(style: str) -> None:
     assert sum(accepted) < {"medium": 0.04, "easy": 0.3, "hard": 0.3}[style] * len(mismatched)
 
 
-def test_rephrasings_of_other_chunks_are_mostly_rejected() -> None:
-    def chunk(version: str, first: int) -> str:
-        return " ".join(passage[version] for passage in passages()[first : first + 4])
-
-    starts = [
-        first
-        for first in range(0, 430, 6)
-        if check_output(chunk("basic", first), "medium", chunk("world", first)).accepted
-    ]
-    mismatched = [
-        check_output(chunk("king_james", first), "medium", chunk("basic", (first + 200) % 436)) for first in starts
-    ]
-    assert len(starts) >= 71
-    assert sum(one.accepted for one in mismatched) <= 2
-
-
 @pytest.mark.parametrize("output", ["", "  \n ", "...", "\u200b", "***"])
 def test_output_without_text_is_empty(output: str) -> None:
     assert reasons("medium", output) == ("empty",)
 
 
 @pytest.mark.parametrize(
-    "output",
+    ("output", "is_refusal"),
     [
-        "I'm sorry, but I can't help with that request.",
-        "I’m sorry, but I cannot rephrase this text as it contains copyrighted material.",
-        "Sorry, I am unable to assist with this.",
-        "I cannot fulfill your request. I am just an AI model.",
-        "As an AI language model, I do not have personal experiences on board of ships.",
-        "Unfortunately, I can not complete this task, because it is too long.",
-        "Please provide the text that you would like me to paraphrase.",
-        "I apologize, but I won't be able to generate a paraphrase of this passage.",
+        ("I'm sorry, but I can't help with that request.", True),
+        ("I’m sorry, but I cannot rephrase this text as it contains copyrighted material.", True),
+        ("Sorry, I am unable to assist with this.", True),
+        ("I cannot fulfill your request. I am just an AI model.", True),
+        ("As an AI language model, I do not have personal experiences on board of ships.", True),
+        ("Unfortunately, I can not complete this task, because it is too long.", True),
+        ("Please provide the text that you would like me to paraphrase.", True),
+        ("I apologize, but I won't be able to generate a paraphrase of this passage.", True),
+        ("I'm sorry for your loss, said the captain.", False),
+        ("I cannot help loving the sea.", False),
+        ("The AI model of the ship sailed.", False),
     ],
 )
-def test_refusal_is_rejected(output: str) -> None:
-    assert reasons("medium", output) == ("refusal",)
-
-
-@pytest.mark.parametrize(
-    "output",
-    ["I'm sorry for your loss, said the captain.", "I cannot help loving the sea.", "The AI model of the ship sailed."],
-)
-def test_text_similar_to_refusal_is_no_refusal(output: str) -> None:
-    assert "refusal" not in check_output(output, "medium", output).reasons
+def test_refusal_is_rejected(output: str, is_refusal: bool) -> None:
+    if is_refusal:
+        assert reasons("medium", output) == ("refusal",)
+    else:
+        assert "refusal" not in check_output(output, "medium", output).reasons
 
 
 @pytest.mark.parametrize("style", STYLES)
@@ -130,31 +111,22 @@ def test_repeated_prompt_is_echo(style: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("style", "reason"),
+    ("style", "text", "is_sound"),
     [
-        ("qa", "not_pairs"),
-        ("faq", "not_pairs"),
-        ("math", "no_solution"),
-        ("table", "no_table"),
-        ("tutorial", "no_steps"),
+        *((style, GOOD[style], True) for style in STYLES),
+        ("math", GOOD["math"].replace("Solution:", "Then:"), False),
+        ("table", GOOD["table"].replace("|---|---|\n", ""), False),
+        ("table", GOOD["table"].replace("| 1844 |", "| 1844 | or so |"), False),
+        ("table", "| a | b |\n|---|---|\n| x \\| y | 1 |\n| z | 2 |", True),
+        ("tutorial", GOOD["tutorial"].replace("\n3.", "\n4."), False),
+        ("tutorial", "1. Heat the oven to\n350.\n\n2. At\n12:30 take it out after\n3.5 minutes.", True),
+        ("tutorial", "Step 1: Read.\n**Step 2**: Write.", True),
+        ("qa", GOOD["qa"].replace("Question:", "**Question 1:**").replace("Answer:", "**Answer:**"), True),
+        *((style, GOOD["medium"], False) for style in ("qa", "faq", "math", "table", "tutorial")),
     ],
 )
-def test_prose_has_not_the_form_of_a_style(style: str, reason: str) -> None:
-    assert reason in reasons(style, GOOD["medium"])
-
-
-@pytest.mark.parametrize(
-    ("style", "old", "new"),
-    [
-        ("math", "Solution:", "Then:"),
-        ("table", "|---|---|\n", ""),
-        ("table", "| 1844 |", "| 1844 | or so |"),
-        ("tutorial", "\n3.", "\n4."),
-    ],
-)
-def test_broken_form_is_rejected(style: str, old: str, new: str) -> None:
-    assert wording.find_form_violation(style, GOOD[style]) == ""
-    assert wording.find_form_violation(style, GOOD[style].replace(old, new)) != ""
+def test_output_must_have_the_form_of_its_style(style: str, text: str, is_sound: bool) -> None:
+    assert (wording.find_form_violation(style, text) == "") == is_sound
 
 
 def test_repeated_source_is_copied() -> None:
@@ -170,13 +142,10 @@ def test_short_text_may_keep_most_words() -> None:
     assert check_output(source, "medium", output).accepted
 
 
-def test_text_without_sentence_end_is_cut_off() -> None:
+def test_text_without_sentence_end_is_cut_off_unless_its_source_has_none() -> None:
     assert reasons("medium", GOOD["medium"][:-30]) == ("cut_off",)
     assert reasons("medium", GOOD["medium"], ended="length") == ("cut_off",)
     assert reasons("medium", GOOD["medium"] + '"') == ()
-
-
-def test_source_without_sentence_end_requires_none() -> None:
     assert "cut_off" not in check_output("A heading about the ship", "medium", "A title on the vessel").reasons
 
 
@@ -201,26 +170,16 @@ def test_qa_needs_two_alternating_pairs(output: str) -> None:
     assert "not_pairs" in reasons("qa", output)
 
 
-def test_qa_accepts_numbered_and_bold_labels() -> None:
-    assert reasons("qa", GOOD["qa"].replace("Question:", "**Question 1:**").replace("Answer:", "**Answer:**")) == ()
-
-
-def test_other_language_is_rejected_unless_short() -> None:
+def test_other_language_or_subject_is_rejected() -> None:
     assert "language" in reasons("medium", GERMAN, language="en")
     assert "language" in reasons("medium", GERMAN)
     assert "language" not in check_output(GERMAN, "medium", GERMAN).reasons
-    assert "language" not in check_output("Yes, Marta.", "medium", "Oui, Marta.", language="en").reasons
-
-
-def test_other_subject_is_rejected() -> None:
+    assert "language" not in check_output("Yes, Marta.", "medium", "Oui, Marta.", language="en").reasons, "too short"
     assert "meaning" in reasons("medium", texts(3)[2])
 
 
 def test_repetitive_text_is_rejected() -> None:
     assert "repetitive" in reasons("easy", "The ship went to South America. " * 18)
-
-
-def test_text_that_ends_in_a_loop_is_rejected() -> None:
     words = SOURCE.split()
     half = len(words) // 2
     looped = " ".join([*words[:half], *words[half - 12 : half] * (half // 12), "and so on."])
@@ -239,12 +198,6 @@ def test_duplicate_ignores_spaces_and_case() -> None:
     known = {compute_duplicate_key(GOOD["medium"])}
     assert reasons("medium", GOOD["medium"].upper().replace(" ", "  "), accepted_keys=known) == ("duplicate",)
     assert reasons("easy", GOOD["easy"], accepted_keys=known) == ()
-
-
-def test_random_letters_fail_in_every_style() -> None:
-    rng = random.Random(2)
-    output = " ".join("".join(rng.choices(string.ascii_lowercase, k=6)) for _ in SOURCE.split()) + "."
-    assert all("meaning" in reasons(style, output) for style in STYLES)
 
 
 def test_thresholds_change_for_one_style_only() -> None:
@@ -277,18 +230,6 @@ def test_arbitrary_text_gets_known_reasons(source: str, output: str, style: str)
     assert (again.text, again.accepted) == (found.text, found.accepted)
 
 
-@pytest.mark.parametrize(
-    ("style", "text"),
-    [
-        ("tutorial", "1. Heat the oven to\n350.\n\n2. At\n12:30 take it out after\n3.5 minutes."),
-        ("tutorial", "Step 1: Read.\n**Step 2**: Write."),
-        ("table", "| a | b |\n|---|---|\n| x \\| y | 1 |\n| z | 2 |"),
-    ],
-)
-def test_numbers_in_prose_and_escaped_bars_do_not_break_a_form(style: str, text: str) -> None:
-    assert wording.find_form_violation(style, text) == ""
-
-
 ORDER = protocol.RephraseOrder(campaign="c", model="m", revision="r", styles=("easy", "qa"), prompt_version=1)
 
 
@@ -310,10 +251,6 @@ def result(*outputs: protocol.RephraseOutput, **changes: Any) -> protocol.Rephra
     return protocol.RephrasedPacket(**{**fields, "outputs": outputs or (output("easy"), output("qa")), **changes})
 
 
-def test_matching_result_has_no_reasons() -> None:
-    assert check_envelope(result(), CHUNKS, ORDER) == ()
-
-
 @pytest.mark.parametrize(
     ("wrong", "reason"),
     [
@@ -332,10 +269,8 @@ def test_matching_result_has_no_reasons() -> None:
     ],
 )
 def test_mismatched_result_has_reason(wrong: protocol.RephrasedPacket, reason: str) -> None:
-    assert reason in check_envelope(wrong, CHUNKS, ORDER)
-    assert reason in REASONS
-
-
-def test_output_without_text_matches() -> None:
+    assert check_envelope(result(), CHUNKS, ORDER) == ()
     nothing = output("easy", text="", ended="none", trouble="prompt_too_long")
     assert check_envelope(result(nothing, output("qa")), CHUNKS, ORDER) == ()
+    assert reason in check_envelope(wrong, CHUNKS, ORDER)
+    assert reason in REASONS

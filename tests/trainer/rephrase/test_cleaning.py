@@ -23,24 +23,19 @@ TEXT = GOOD["medium"]
     "introduction",
     [
         "Here's a paraphrase of the text:\n\n",
-        "Here is a paraphrased version of the text in high-quality English:\n",
         "Sure! Here's the rephrased text:\n\n",
-        "Certainly! Here is the passage rewritten in simpler words:\n\n",
         "Sure, here is a version that a toddler would understand:\n\n",
         "Paraphrased text: ",
         "**Rewritten passage:**\n\n",
-        "Rephrased: ",
         "The following is a rephrased version of the passage.\n\n",
         "Of course!\n\n",
         "Here is the text converted into a question and answer format:\n\n",
         "Here’s a simplified version of the text\n\n",
-        "Okay, I will rephrase the passage in simple words.\n\n",
         "Sure! Let me simplify this for you:\n\n",
         "### Paraphrased Text\n\n",
         "Sure!\n\nHere is the rewritten text:\n\n---\n\n",
         "<think>\nThe user wants a paraphrase.\n\nDone.\n</think>\n\n",
         "The user wants a paraphrase. I write it.\n</think>\n\nSure! Here's the rephrased text:\n\n",
-        "<thinking>a <think>b</think> c</thinking>",
         "[THINK]Let me see.[/THINK]",
         "◁think▷Let me see.◁/think▷",
         "<|channel|>analysis<|message|>We rewrite.<|end|><|start|>assistant<|channel|>final<|message|>",
@@ -81,11 +76,6 @@ def test_reasoning_without_answer_leaves_nothing(output: str) -> None:
     assert check_output(SOURCE, "medium", output).reasons == ("empty",)
 
 
-def test_marks_that_the_source_has_stay() -> None:
-    source = "The model writes <think> before it reasons and <|im_end|> at its end."
-    assert clean_output(source, source) == source
-
-
 @pytest.mark.parametrize("text", [f'"{TEXT}"', f"```text\n{TEXT}\n```", f"“{TEXT}”", f"\n\n{TEXT}  \n"])
 def test_surrounding_quotes_and_space_are_removed(text: str) -> None:
     assert clean_output(text, SOURCE) == TEXT
@@ -111,13 +101,12 @@ def test_text_without_introduction_is_unchanged(text: str) -> None:
     assert clean_output(text, SOURCE) == text
 
 
-def test_introduction_stays_if_source_begins_with_one() -> None:
+def test_introduction_or_mark_that_the_source_has_stays() -> None:
     source = "Here is the new version of the text: it was printed twice."
     output = "Here is the rewritten version of the text: it went to press two times."
     assert clean_output(output, source) == output
-
-
-def test_human_texts_are_unchanged() -> None:
+    marked = "The model writes <think> before it reasons and <|im_end|> at its end."
+    assert clean_output(marked, marked) == marked
     for passage in passages():
         assert clean_output(passage["world"], passage["basic"]).strip('"') == passage["world"].strip('"')
 

@@ -48,11 +48,6 @@ def model(folder: Path) -> CausalCompletionModel:
     return CausalCompletionModel(str(folder), None, 4096)
 
 
-def test_context_length_is_limited_by_model(model: CausalCompletionModel) -> None:
-    assert model.context == CONTEXT
-    assert model.count_tokens("abc") == 5
-
-
 def test_completion_is_the_same_alone_and_in_batch(model: CausalCompletionModel) -> None:
     requests = [
         CompletionRequest("short", temperature=0, max_tokens=20),
@@ -63,19 +58,11 @@ def test_completion_is_the_same_alone_and_in_batch(model: CausalCompletionModel)
     assert batch == [model.complete([request])[0] for request in requests]
     assert all(one.tokens <= request.max_tokens for one, request in zip(batch, requests, strict=True))
     assert {one.ended for one in batch} <= {"stop", "length"}
-
-
-def test_completion_depends_on_seed(model: CausalCompletionModel) -> None:
-    texts = {model.complete([CompletionRequest("x", max_tokens=20, seed=seed)])[0].text for seed in range(5)}
-    assert len(texts) == 5
-
-
-def test_top_k_of_one_takes_the_likeliest_token(model: CausalCompletionModel) -> None:
-    requests = [
-        CompletionRequest("x", temperature=temperature, top_k=top_k, max_tokens=20)
-        for temperature, top_k in ((0, 0), (2, 1))
-    ]
-    greedy, limited = model.complete(requests)
+    assert (model.context, model.count_tokens("abc")) == (CONTEXT, 5)
+    assert len({model.complete([CompletionRequest("x", max_tokens=20, seed=seed)])[0].text for seed in range(5)}) == 5
+    greedy, limited = model.complete(
+        [CompletionRequest("x", temperature=t, top_k=k, max_tokens=20) for t, k in ((0, 0), (2, 1))]
+    )
     assert greedy.text == limited.text
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -58,12 +57,10 @@ def run(tmp_path: Path) -> Callable[..., EndedProcess]:
     return run
 
 
-def test_command_returns_its_exit_code(run: Callable[..., EndedProcess]) -> None:
+def test_command_returns_its_exit_code_and_leaves_no_control_group(run: Callable[..., EndedProcess]) -> None:
     assert run("print('hello'); raise SystemExit(7)")[:3] == (7, "hello\n", None)
-
-
-def test_command_killed_by_a_signal_returns_128_plus_its_number(run: Callable[..., EndedProcess]) -> None:
     assert run("import os; os.kill(os.getpid(), 11)").code == 128 + 11
+    assert [folder for root in cgroup.ROOTS for folder in root.glob(f"{cgroup.NAME}-{os.getpid()}-*")] == []
 
 
 def test_sandbox_has_no_network(run: Callable[..., EndedProcess]) -> None:
@@ -213,104 +210,68 @@ def test_files_in_memory_have_a_limit(run: Callable[..., EndedProcess]) -> None:
     assert ended.output == "28\n28\n"  # no space left
 
 
-def test_disk_limit_exceeded_kills_with_a_reason(run: Callable[..., EndedProcess]) -> None:
-    ended = run("""
-        import time
-        for number in range(300):
-            with open(f"{number}", "wb") as file:
-                file.write(bytes(100_000))
-        time.sleep(60)
-    """)
-    assert (ended.code, ended.limit_error) == (137, "It used more than 20.0 MB of disk.")
-
-
-def test_disk_limit_counts_deleted_open_files(run: Callable[..., EndedProcess]) -> None:
-    ended = run("""
-        import os, time
-        file = open("x", "wb")
-        os.unlink("x")
-        file.write(bytes(21_000_000))
-        file.flush()
-        time.sleep(60)
-    """)
-    assert ended.limit_error == "It used more than 20.0 MB of disk."
-
-
-def test_disk_limit_counts_deleted_mapped_files(run: Callable[..., EndedProcess]) -> None:
-    ended = run("""
-        import mmap, os, time
+EXCEEDING = {
+    "many files": ("disk", "for n in range(300): open(f'{n}', 'wb').write(bytes(100_000))\ntime.sleep(60)"),
+    "deleted open file": (
+        "disk",
+        "file = open('x', 'wb'); os.unlink('x'); file.write(bytes(21_000_000)); file.flush(); time.sleep(60)",
+    ),
+    "deleted mapped file": (
+        "disk",
+        """
         with open("x", "w+b") as file:
             file.truncate(21_000_000)
             view = mmap.mmap(file.fileno(), 0)
         os.unlink("x")
         view[:] = bytes(21_000_000)
         time.sleep(60)
-    """)
-    assert ended.limit_error == "It used more than 20.0 MB of disk."
-
-
-def test_disk_limit_exceeded_just_before_the_end_is_reported(run: Callable[..., EndedProcess]) -> None:
-    ended = run('open("x", "wb").write(bytes(21_000_000))')
-    assert ended.limit_error == "It used more than 20.0 MB of disk."
-
-
-def test_disk_limit_counts_one_growing_file(run: Callable[..., EndedProcess]) -> None:
-    ended = run("""
-        with open("x", "wb") as file:
-            while True:
-                file.write(bytes(10_000_000))
-    """)
-    assert ended.limit_error == "It used more than 20.0 MB of disk."
-
-
-def test_fork_bomb_is_killed_quickly(run: Callable[..., EndedProcess]) -> None:
-    ended = run("""
-        import os
+        """,
+    ),
+    "just before the end": ("disk", "open('x', 'wb').write(bytes(21_000_000))"),
+    "growing file": ("disk", "file = open('x', 'wb')\nwhile True: file.write(bytes(10_000_000))"),
+    # Errors are from the kernel's limit, which must not end the job before the first measurement.
+    "fork bomb": (
+        "processes",
+        """
         while True:
             try:
                 os.fork()
-            except OSError:  # from the kernel's limit: it must not end the job before the first measurement
+            except OSError:
                 pass
-    """)
-    assert ended.limit_error == "It had more than 8 processes at once."
-    assert ended.seconds < 60
-
-
-def test_sandbox_leaves_no_control_group(run: Callable[..., EndedProcess]) -> None:
-    run("pass")
-    assert [folder for root in cgroup.ROOTS for folder in root.glob(f"{cgroup.NAME}-{os.getpid()}-*")] == []
-
-
-def test_thread_limit_exceeded_kills(run: Callable[..., EndedProcess]) -> None:
-    ended = run("""
-        import threading, time
+        """,
+    ),
+    "threads": (
+        "threads",
+        """
         for _ in range(1000):
             try:
                 threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
             except RuntimeError:
                 break
         time.sleep(60)
-    """)
-    assert ended.limit_error == "It had more than 128 threads at once."
+        """,
+    ),
+    "memory": ("memory", "held = [bytearray(b'x' * 10_000_000) for _ in range(45)]; time.sleep(60)"),
+    "memfd files": (
+        "memory",
+        "for _ in range(45): os.write(os.memfd_create('x'), bytes(10_000_000))\ntime.sleep(60)",
+    ),
+}
+LIMIT_ERRORS = {
+    "disk": "It used more than 20.0 MB of disk.",
+    "processes": "It had more than 8 processes at once.",
+    "threads": "It had more than 128 threads at once.",
+    "memory": "It used more than 400.0 MB of memory.",
+}
 
 
-def test_memory_limit_exceeded_kills(run: Callable[..., EndedProcess]) -> None:
-    ended = run("""
-        import time
-        held = [bytearray(b"x" * 10_000_000) for _ in range(45)]
-        time.sleep(60)
-    """)
-    assert (ended.code, ended.limit_error) == (137, "It used more than 400.0 MB of memory.")
-
-
-def test_memory_limit_counts_memfd_files(run: Callable[..., EndedProcess]) -> None:
-    ended = run("""
-        import os, time
-        for _ in range(45):
-            os.write(os.memfd_create("x"), bytes(10_000_000))
-        time.sleep(60)
-    """)
-    assert ended.limit_error == "It used more than 400.0 MB of memory."
+@pytest.mark.parametrize("name", EXCEEDING)
+def test_command_beyond_a_limit_is_killed_with_a_reason(run: Callable[..., EndedProcess], name: str) -> None:
+    limit, code = EXCEEDING[name]
+    ended = run("import mmap, os, threading, time\n" + textwrap.dedent(code))
+    assert ended.limit_error == LIMIT_ERRORS[limit]
+    assert ended.code == 137 or name == "just before the end"
+    assert ended.seconds < 60
 
 
 def test_memory_limit_counts_shared_pages_once(run: Callable[..., EndedProcess]) -> None:
@@ -339,7 +300,7 @@ def test_terminate_lets_the_command_finish(tmp_path: Path) -> None:
         open("ready", "w").close()
         time.sleep(60)
     """
-    process = get_driver("bubblewrap").start(build_spec(tmp_path / "out", code), subprocess.DEVNULL, subprocess.DEVNULL)
+    process = start_sandbox(build_spec(tmp_path / "out", code))
     wait_until(lambda: (tmp_path / "out" / "ready").exists())
     process.terminate()
     assert process.wait(WAIT_SECONDS) == 130
@@ -359,9 +320,7 @@ FAMILY = """
 
 
 def test_kill_ends_the_whole_tree(tmp_path: Path) -> None:
-    process = get_driver("bubblewrap").start(
-        build_spec(tmp_path / "out", FAMILY), subprocess.DEVNULL, subprocess.DEVNULL
-    )
+    process = start_sandbox(build_spec(tmp_path / "out", FAMILY))
     wait_until(lambda: (tmp_path / "out" / "ready").exists())
     wait_until(lambda: len(list_processes_of(tmp_path)) >= 4)
     assert process.kill() == 137
@@ -371,7 +330,7 @@ def test_kill_ends_the_whole_tree(tmp_path: Path) -> None:
 
 def test_command_end_kills_its_background_processes(tmp_path: Path) -> None:
     code = FAMILY.replace('open("ready", "w").close()\n    time.sleep(60)', "")
-    process = get_driver("bubblewrap").start(build_spec(tmp_path / "out", code), subprocess.DEVNULL, subprocess.DEVNULL)
+    process = start_sandbox(build_spec(tmp_path / "out", code))
     assert process.wait(WAIT_SECONDS) == 0
     assert list_processes_of(tmp_path) == []
 
@@ -399,20 +358,17 @@ time.sleep(60)
     wait_until(lambda: list_processes_of(tmp_path) == [])
 
 
-def test_sandbox_that_cannot_be_watched_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sandbox_that_cannot_be_watched_or_mounted_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def open_no_more_files(pid: int) -> int:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
+    missing = Mount(tmp_path / "nowhere")
+    with pytest.raises(SandboxError, match="nowhere cannot be mounted"):
+        start_sandbox(build_spec(tmp_path / "out", "", mounts=(missing,)))
     monkeypatch.setattr(os, "pidfd_open", open_no_more_files)
     with pytest.raises(SandboxError, match="cannot be watched: Too many open files"):
         start_sandbox(build_spec(tmp_path / "out", "import time; time.sleep(60)"))
     wait_until(lambda: list_processes_of(tmp_path) == [])
-
-
-def test_missing_mount_raises(tmp_path: Path) -> None:
-    missing = Mount(tmp_path / "nowhere")
-    with pytest.raises(SandboxError, match="nowhere cannot be mounted"):
-        start_sandbox(build_spec(tmp_path / "out", "", mounts=(missing,)))
 
 
 def start_sandbox(what: SandboxSpec) -> SandboxProcess:
@@ -432,12 +388,3 @@ def describe_process(pid: int) -> str:
         except OSError:
             continue
     return found
-
-
-def test_list_processes_of_finds_a_process(tmp_path: Path) -> None:
-    child = subprocess.Popen(["sleep", "20"], cwd=tmp_path)
-    try:
-        assert child.pid in list_processes_of(tmp_path)
-    finally:
-        child.send_signal(signal.SIGKILL)
-        child.wait()

@@ -25,17 +25,20 @@ SANCTIONS = {"leave", "ban", "first_strike", "rollback"}
 
 
 GRADIENT, HIDDEN = "the gradient", "a hidden state"
+slow = pytest.mark.slow
 
 
 @pytest.mark.parametrize(
     ("arch", "workers", "what", "evaluation_interval", "changes"),
     [
         pytest.param("gpt", [0, 0], GRADIENT, 0, {"stages": 1, "weight_decay": 1e20}, id="loss"),
-        pytest.param("nanogpt", [0, 1, 0, 1], GRADIENT, 0, {"weight_decay": 1e9}, id="gradient"),
+        pytest.param(
+            "nanogpt", [0, 1, 0, 1], GRADIENT, 0, {"weight_decay": 1e9}, id="gradient", marks=pytest.mark.slow
+        ),
         pytest.param("litgpt", [0, 1, 0, 1], HIDDEN, 0, {"weight_decay": 1e12}, id="hidden state"),
-        pytest.param("litgpt", [0, 1], HIDDEN, 0, {"weight_decay": 1e12}, id="one worker a stage"),
+        pytest.param("litgpt", [0, 1], HIDDEN, 0, {"weight_decay": 1e12}, id="one worker a stage", marks=slow),
         pytest.param("gpt", [0, 1, 0, 1], HIDDEN, 0, {"weight_decay": 1e2, "wire": "fp16"}, id="beyond fp16"),
-        pytest.param("litgpt", [0, 1, 0, 1], HIDDEN, 1, {"weight_decay": 1e12}, id="evaluation"),
+        pytest.param("litgpt", [0, 1, 0, 1], HIDDEN, 1, {"weight_decay": 1e12}, id="evaluation", marks=slow),
     ],
 )
 def test_swarm_whose_weights_explode_ends_with_diverged_error(

@@ -96,7 +96,8 @@ def test_text_beyond_its_deadline_is_refused_and_frees_its_place(dataset_folder:
         assert await read_pieces(build_service(dataset_folder, 3, 600.0), "sample-1") == 4
         service = build_service(dataset_folder, 2, 0.0)
         service.reserve_place("sample-1")  # a reader that stalls
-        assert service.deadlines == {"sample-1": service.reserve_place("sample-1")}
+        again = service.reserve_place("sample-1")
+        assert service.deadlines == {"sample-1": again}
 
     asyncio.run(sample())
 
