@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from benchmarks import peers
-from benchmarks.contenders import base, nanochat, ours
+from benchmarks.contenders import nanochat, ours
 from benchmarks.contenders.base import SEQUENCE_LENGTH, Factors, Plan, Size, train_contender
 from benchmarks.contenders.results import Entry, Trainer
 from benchmarks.contenders.search import SECOND, tune_factors
@@ -114,24 +114,6 @@ def test_train_ours_uses_its_budget_and_learns(dataset_folder: Path) -> None:
     assert outcome.bits_per_byte < untrained.bits_per_byte - 0.3
 
 
-def test_train_ours_follows_l2wrap_of_the_recipe(dataset_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(base, "DEV_ROWS", 8)
-    dataset, plan = Dataset.open(dataset_folder), dataclasses.replace(make_plan(), total_flops=1.0)
-    plain, build_recipe = train_contender(ours.OurGPT, plan, dataset), gpt.recipe
-    monkeypatch.setattr(gpt, "recipe", lambda config: dataclasses.replace(build_recipe(config), l2wrap=1e-2))
-    assert train_contender(ours.OurGPT, plan, dataset).bits_per_byte != plain.bits_per_byte
-
-
-def test_contender_of_gpt2_trains_and_counts_its_products(dataset_folder: Path) -> None:
-    plan = dataclasses.replace(make_plan(), total_flops=1.0)
-    outcome = train_contender(partial(ours.OurGPT, arch="nanogpt"), plan, Dataset.open(dataset_folder))
-    width, depth = SIZE.width, SIZE.depth
-    # 6 FLOPs a weight of the matrices (12 x width x width a block, and the head), and attention's two products.
-    expected = 6 * (12 * depth * width**2 + 320 * width) + 12 * depth * SEQUENCE_LENGTH * width
-    assert outcome.flops / outcome.tokens == pytest.approx(expected, rel=0.1)
-    assert 0 < outcome.bits_per_byte < 8
-
-
 def test_scale_recipe_multiplies_rates_and_decay() -> None:
     recipe = gpt.recipe(dataclasses.replace(gpt.Config.sized(4, 320, 256), memory_rows=8))
     factors = Factors(matrices=2, embeddings=3, scalars=5, smear=11, memory=13, decay=7, warmup=0.2)
@@ -228,17 +210,6 @@ def test_compare_size_finds_multiplier_in_flops_and_seconds() -> None:
     assert "not measured" in peers.format_table([row])
     others = [run for run in make_runs(1.0) if run["entry"] == "nanochat"]
     assert peers.compare_size(others, {}, SIZE, "gpt") is None, "without runs of ours"
-
-
-def test_tune_table_takes_the_best_factor_and_keeps_the_others(dataset_folder: Path, tmp_path: Path) -> None:
-    class BestAtHalf(Constant):
-        def compute_losses(self, inputs: Tensor, targets: Tensor) -> Tensor:
-            return torch.full((targets.numel(),), 1 + abs(self.plan.factors.memory - 0.5))
-
-    trainer = Trainer(tmp_path / "results.json", Dataset.open(dataset_folder), print)
-    factors = Factors(matrices=0.5, warmup=0.1)
-    found = peers.tune_table(trainer, Entry("table", BestAtHalf, "source"), SIZE, factors, 2)
-    assert found == dataclasses.replace(factors, memory=0.5)
 
 
 def test_main_tunes_trains_and_prints_the_table(

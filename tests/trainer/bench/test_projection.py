@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
-import math
 from pathlib import Path
 
 import pytest
@@ -37,16 +35,6 @@ def test_record_run_has_no_gain_and_penalty_is_least_at_best_size() -> None:
     best = projection.count_scaling_parameters(24) * 12 * projection.count_flops_per_token(24)
     assert projection.compute_size_penalty(24, best) == pytest.approx(0, abs=1e-9)
     assert projection.compute_size_penalty(20, best) > projection.compute_size_penalty(22, best) > 0
-
-
-def test_project_doubles_compute_halves_hours() -> None:
-    speed = Input("speed", 100_000, 100_000, 100_000, "")
-    plain = projection.Configuration("plain", 24, speed)
-    double = dataclasses.replace(plain, factors=(Input("twice", 2.0, 2.0, 2.0, ""),))
-    one, two = (projection.project(each, EXACT) for each in (plain, double))
-    assert one.hours[0] / two.hours[0] == pytest.approx(2, rel=0.1)  # a shorter run suits the size less
-    assert one.bits_per_byte[0] - two.bits_per_byte[0] == pytest.approx(0.034 * math.log(2))
-    assert one.core[1] < one.core[0] < one.core[2]
 
 
 def test_read_recipe_takes_largest_measured_size(tmp_path: Path) -> None:

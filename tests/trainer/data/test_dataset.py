@@ -1,21 +1,36 @@
+"""Datasets: exact splits, reuse, resumed preparations and damaged files."""
+
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import random
 import resource
+import shutil
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from tests.support.paths import REPOSITORY
+from tests.support.tiny import TINY
 from tests.support.waits import WAIT_SECONDS
-from trainer.data import shards, tokenization
-from trainer.data.corpora import open_corpus
+from trainer.data import dataset, preparation, shards, tokenization
+from trainer.data.corpora import Document, open_corpus
 from trainer.data.dataset import Dataset, get_cache_folder, iterate_test_documents, prepare_dataset
-from trainer.errors import CorpusError, DatasetError
+from trainer.data.loader import build_loader
+from trainer.data.splits import DEV, LONG_FRACTION, TEST, TRAIN, assign_splits, cut_document
+from trainer.data.spool import Spool, SpoolWriter
+from trainer.errors import CorpusError, DamagedDatasetError, DatasetError
 
 pytestmark = pytest.mark.processes
 
@@ -118,13 +133,6 @@ def test_repeated_request_reuses_dataset(books: Path, monkeypatch: pytest.Monkey
     assert [dataset.folder for dataset in prepared] == [dataset.folder for dataset in again]
 
 
-def test_preparation_without_processor_affinity_succeeds(books: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on macOS."""
-    monkeypatch.setattr(tokenization, "PARALLEL_TEXT", 0)
-    monkeypatch.delattr(os, "sched_getaffinity")
-    prepare_dataset(f"files:{books}", "bpe:300").verify()
-
-
 def test_folder_with_other_files_is_not_overwritten(books: Path, prepared: Dataset, tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("years of work")
@@ -174,15 +182,6 @@ def test_single_small_text_is_cut_for_all_splits(tmp_path: Path, alphabet: str) 
     assert sum(split["bytes"] for split in dataset.manifest["splits"].values()) == len(text.encode())
 
 
-def test_limit_is_exact_and_splits_no_character(tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_text("".join(f"zwölf Straßen {number}\n" for number in range(2000)))
-    for limit in range(20_000, 20_006):
-        dataset = prepare_dataset(f"files:{tmp_path}/a.txt", "bpe:300", limit_bytes=limit)
-        assert limit - 3 <= sum(split["bytes"] for split in dataset.manifest["splits"].values()) <= limit
-    with pytest.raises(DatasetError, match="greater than 0"):
-        prepare_dataset(f"files:{tmp_path}/a.txt", limit_bytes=0)
-
-
 @pytest.mark.parametrize(("character", "limit"), [("é", 20_001), ("字", 20_002), ("é", 20_000)])
 def test_limit_inside_a_character_ends_the_reading(tmp_path: Path, character: str, limit: int) -> None:
     """All documents have 200 bytes and begin with the character, but for the second one after the limit."""
@@ -193,6 +192,8 @@ def test_limit_inside_a_character_ends_the_reading(tmp_path: Path, character: st
     counts = dataset.manifest["splits"].values()
     assert sum(split["documents"] for split in counts) == 100
     assert sum(split["bytes"] for split in counts) == 20_000
+    with pytest.raises(DatasetError, match="greater than 0"):
+        prepare_dataset(f"files:{tmp_path}/a.jsonl", limit_bytes=0)
 
 
 def test_shards_have_whole_documents_and_are_read_as_one(
@@ -224,10 +225,6 @@ def test_stream_of_more_shards_than_open_files_is_read(tmp_path: Path) -> None:
         assert shards.TokenStream(parts).read_tokens(0, 500).tolist() == tokens.tolist()
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-
-
-def test_large_vocabulary_uses_four_bytes_per_token() -> None:
-    assert [shards.get_token_dtype(size).itemsize for size in (257, 65536, 65537)] == [2, 2, 4]
 
 
 @pytest.mark.parametrize(
@@ -296,3 +293,253 @@ def test_concurrent_preparations_build_once(cache: Path) -> None:
     answers = [process.communicate(timeout=WAIT_SECONDS) for process in started]
     assert len({out for out, _ in answers}) == 1, answers
     assert [path.name[:15] for path in (cache / "datasets").iterdir()] == ["python-library-"]
+
+
+# --- resumed preparations ---------------------------------------------------------------------------------------------
+
+PREPARE = """
+import sys, time
+from trainer.data import tokenization
+from trainer.data.dataset import prepare_dataset
+tokenization.SHARD_TEXT, tokenization.PARALLEL_TEXT = 100_000, 0
+write_shard = tokenization.ShardWriter.write_shard
+def write_three_shards(writer, task):
+    while task.path > "train/00002.bin":
+        time.sleep(1)
+    return write_shard(writer, task)
+if sys.argv[3:]:  # the workers run this line, too
+    tokenization.ShardWriter.write_shard = write_three_shards
+if __name__ == "__main__":
+    prepare_dataset(sys.argv[1], "bpe:400", sys.argv[2])
+"""
+
+
+def write_pages(folder: Path, pages: int) -> str:
+    lines = (json.dumps({"text": f"Page {n}. " + " ".join(str(n * word) for word in range(200))}) for n in range(pages))
+    (folder / "pages.jsonl").write_text("\n".join(lines))
+    return f"files:{folder}/pages.jsonl"
+
+
+def read_shards(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+@pytest.mark.slow
+def test_preparation_killed_while_tokenizing_continues_and_loses_no_shard(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    partial = tmp_path / ".out.preparing"
+    corpus, journal = write_pages(tmp_path, 1000), partial / "spool" / "shards.jsonl"
+    script = tmp_path / "prepare_dataset.py"
+    script.write_text(PREPARE)
+    command, environment = [sys.executable, str(script), corpus, str(tmp_path / "out")], {"PYTHONPATH": str(REPOSITORY)}
+    process = subprocess.Popen([*command, "three shards"], env=os.environ | environment)
+    while process.poll() is None and not (journal.exists() and journal.read_text().count("\n") >= 2):
+        time.sleep(0.01)
+    workers = psutil.Process(process.pid).children(recursive=True)
+    process.kill()
+    process.wait()
+    psutil.wait_procs(workers)  # they end with the main process
+    finished = [json.loads(line)["path"] for line in journal.read_text().splitlines()]
+    times = {name: (partial / name).stat().st_mtime_ns for name in finished}
+    assert len(times) >= 2
+    subprocess.run(command, env=os.environ | environment, check=True)
+    assert {name: (tmp_path / "out" / name).stat().st_mtime_ns for name in finished} == times
+    monkeypatch.setattr(tokenization, "SHARD_TEXT", 100_000)
+    whole = prepare_dataset(corpus, "bpe:400", tmp_path / "whole")
+    assert read_shards(tmp_path / "out") == read_shards(whole.folder)
+    assert not partial.exists()
+
+
+def test_preparation_stopped_while_reading_continues_at_saved_position(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    corpus = write_pages(tmp_path, 60)
+    whole = prepare_dataset(corpus, "bpe:300", tmp_path / "whole")
+    lines = (tmp_path / "pages.jsonl").read_text()
+    monkeypatch.setattr(preparation, "SAVE_SECONDS", 0.0)
+    add, added = SpoolWriter.add, list[str]()
+
+    def break_at(writer: SpoolWriter, document: Document, max_bytes: int | None = None) -> int:
+        if len(added) == 40:
+            raise CorpusError("the connection was lost")
+        added.append(document.id)
+        return add(writer, document, max_bytes)
+
+    monkeypatch.setattr(SpoolWriter, "add", break_at)
+    with pytest.raises(CorpusError):
+        prepare_dataset(corpus, "bpe:300", tmp_path / "out")
+    added.clear()
+    begun = tmp_path / ".begun"
+    shutil.copytree(tmp_path / ".out.preparing", begun)
+    resumed: Dataset = prepare_dataset(corpus, "bpe:300", tmp_path / "out")
+    assert added == [f"pages.jsonl:{number}" for number in range(41, 61)]
+    assert resumed.hash == whole.hash
+    assert (tmp_path / "pages.jsonl").read_text() == lines
+    monkeypatch.setattr(dataset, "PREPARATION_VERSION", dataset.PREPARATION_VERSION + 1)
+    begun.rename(tmp_path / ".later.preparing")
+    added.clear()
+    with pytest.raises(CorpusError):  # at the 41st document again
+        prepare_dataset(corpus, "bpe:300", tmp_path / "later")
+    assert added[0] == "pages.jsonl:1", "another preparation version starts over"
+
+
+@pytest.mark.parametrize("name", ["spool/shards.jsonl", "tokenizer.json", "manifest.json"])
+def test_file_that_cannot_be_flushed_leaves_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """As if the power failed while it was written."""
+    corpus, partial, fsync = write_pages(tmp_path, 60), tmp_path / ".out.preparing", os.fsync
+    interrupted = tmp_path / "interrupted"
+
+    def fail_at(descriptor: int) -> None:
+        file = Path(f"/proc/self/fd/{descriptor}").readlink()
+        if interrupted.exists() and file.name == f".{Path(name).name}.partial":
+            raise OSError("no power")
+        fsync(descriptor)
+
+    interrupted.touch()
+    monkeypatch.setattr(os, "fsync", fail_at)
+    with pytest.raises(DatasetError):
+        prepare_dataset(corpus, "bpe:300", tmp_path / "out")
+    assert not (partial / name).exists()
+    interrupted.unlink()
+    prepare_dataset(corpus, "bpe:300", tmp_path / "out").verify()
+
+
+def test_spool_continues_after_last_save(tmp_path: Path) -> None:
+    with SpoolWriter(tmp_path / "spool") as spool:
+        assert [spool.add(Document(name, "one")) for name in "ab"] == [3, 0], "a repeated text is added once"
+        spool.save({"documents": 1})
+        spool.add(Document("b", "two, lost with its writer"))
+    with SpoolWriter(tmp_path / "spool") as spool:
+        assert (spool.size, spool.position, spool.is_complete) == (3, {"documents": 1}, False)
+        assert spool.add(Document("a", "one")) == 0
+        spool.add(Document("c", "three"))
+        spool.save(None, complete=True)
+    with Spool(tmp_path / "spool") as complete:
+        assert [complete.read_document(number).text for number in range(len(complete))] == ["one", "three"]
+
+
+# --- damaged shards ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def folder(dataset_folder: Path, tmp_path: Path) -> Path:
+    """A dataset to be damaged."""
+    return Path(shutil.copytree(dataset_folder, tmp_path / "dataset"))
+
+
+def flip(shard: Path) -> None:
+    content = bytearray(shard.read_bytes())
+    content[len(content) // 2] ^= 1
+    shard.write_bytes(content)
+
+
+def truncate(shard: Path) -> None:
+    shard.write_bytes(shard.read_bytes()[:-100])
+
+
+DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
+    "flipped": (flip, "is damaged: its sha256 is not the manifest's"),
+    "truncated": (truncate, "bytes instead of"),
+    "missing": (Path.unlink, "is missing from the dataset"),
+}
+
+
+@pytest.mark.parametrize(("damage", "split"), [("flipped", "train"), ("truncated", "dev"), ("missing", "train")])
+def test_damaged_shard_stops_run_before_first_step(
+    folder: Path, tmp_path: Path, split: str, damage: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from trainer.train import main
+
+    shard = folder / split / "00000.bin"
+    spoil, sentence = DAMAGE[damage]
+    spoil(shard)
+    assert main(["--dataset", str(folder), "--out", str(tmp_path / "run"), "--budget", "2steps", *TINY]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert str(shard) in line
+    assert sentence in line
+    assert f"delete the folder {folder} and prepare the dataset again" in line
+    assert json.loads((tmp_path / "run" / "failure.json").read_text())["cause"] == "infrastructure"
+
+
+def test_shard_truncated_in_use_raises_error(folder: Path) -> None:
+    """With a memory map this would kill the process without a message."""
+    loading = build_loader(Dataset.open(folder), "train", "blocks", 4, 32, seed=1)
+    loading.next_batch()
+    (folder / "train" / "00000.bin").write_bytes(b"")
+    complaint = r"train/00000.bin is damaged: it was cut short while it was in use: delete"
+    with pytest.raises(DamagedDatasetError, match=complaint):
+        # Some batches had been read before.
+        all(loading.next_batch() for _ in range(10))
+    loading.close()
+
+
+def test_verify_splits_files_among_ranks(folder: Path) -> None:
+    dataset = Dataset.open(folder)
+    flip(folder / "dev" / "00000.bin")
+    files = len(dataset.manifest["splits"]["train"]["shards"]) + 1
+    found = 0
+    for rank in range(files):
+        try:
+            dataset.verify(("train", "dev"), rank, files)
+        except DamagedDatasetError:
+            found += 1
+    assert found == 1
+
+
+# --- splits -----------------------------------------------------------------------------------------------------------
+
+LENGTHS = st.lists(st.integers(1, 100_000), min_size=1, max_size=300)
+
+
+def draw_keys(count: int) -> np.ndarray:
+    digests = (hashlib.sha256(str(number).encode()).digest() for number in range(count))
+    return np.array([int.from_bytes(digest[:8], "big") for digest in digests], dtype=np.uint64)
+
+
+@settings(deadline=None)
+@given(lengths=LENGTHS, seed=st.integers(0, 1000))
+def test_document_order_does_not_change_splits(lengths: list[int], seed: int) -> None:
+    keys, sizes = draw_keys(len(lengths)), np.array(lengths, dtype=np.uint64)
+    order = np.array(random.Random(seed).sample(range(len(lengths)), len(lengths)))
+    straight, shuffled = assign_splits(keys, sizes), assign_splits(keys[order], sizes[order])
+    assert (straight is None) == (shuffled is None)
+    if straight is not None and shuffled is not None:
+        assert (straight[order] == shuffled).all()
+
+
+@settings(deadline=None)
+@given(lengths=LENGTHS)
+def test_split_has_enough_text_and_train_most(lengths: list[int]) -> None:
+    sizes = np.array(lengths, dtype=np.uint64)
+    splits = assign_splits(draw_keys(len(lengths)), sizes)
+    if splits is None:
+        return
+    total = int(sizes.sum())
+    for split in (DEV, TEST):
+        held = int(sizes[splits == split].sum())
+        assert held >= min(256 << 10, total // 50)
+        assert held <= total * (0.125 + 1 / LONG_FRACTION) + 1
+    assert (splits[sizes * LONG_FRACTION > total] == TRAIN).all()
+
+
+def test_many_documents_are_split_by_hash_alone() -> None:
+    keys = draw_keys(30_000)
+    few, many = (assign_splits(keys[:count], np.full(count, 5000, dtype=np.uint64)) for count in (20_000, 30_000))
+    assert few is not None
+    assert many is not None
+    assert (few == many[:20_000]).all()
+    for split in (DEV, TEST):
+        assert 0.008 < (many == split).mean() < 0.012
+
+
+@settings(deadline=None)
+@given(text=st.text(st.sampled_from("ab \n.é😀"), max_size=400), size=st.integers(1, 50))
+def test_pieces_cover_document_and_are_bounded(text: str, size: int) -> None:
+    pieces = list(cut_document(Document("a", text), size))
+    assert "".join(piece.text for piece in pieces) == text
+    assert len({piece.id for piece in pieces}) == len(pieces)
+    step = max(1, size * len(text) // max(1, len(text.encode())))
+    assert all(len(piece.text) <= max(1, 3 * step // 2) for piece in pieces)

@@ -167,15 +167,6 @@ def test_folder_yields_text_files_only(tmp_path: Path) -> None:
     assert texts(f"files:{tmp_path}") == {"b.JSONL.gz:1": "j", "deep/er/a.txt": "t"}
 
 
-def test_ids_do_not_depend_on_location(tmp_path: Path) -> None:
-    for home in ("here", "there/deeper"):
-        (tmp_path / home / "books").mkdir(parents=True)
-        (tmp_path / home / "books" / "a.txt").write_text("text")
-    here, there = (f"files:{tmp_path}/{home}/books/*" for home in ("here", "there/deeper"))
-    assert texts(here) == texts(there) == {"a.txt": "text"}
-    assert find_corpus(here).fingerprint() == find_corpus(there).fingerprint()
-
-
 @pytest.mark.parametrize("argument", ["", "nowhere/*.txt", "nowhere.txt", ",", "x" * 5000, "~nobody-of-that-name/x"])
 def test_pattern_without_matches_raises_one_line(argument: str) -> None:
     with pytest.raises(CorpusError) as caught:
@@ -192,12 +183,3 @@ def test_large_file_is_split_without_loss(tmp_path: Path, monkeypatch: pytest.Mo
     assert "".join(document.text for document in documents) == text
     assert all(len(document.text.encode()) <= 64 for document in documents)
     assert len({document.id for document in documents}) == len(documents)
-
-
-def test_fingerprint_changes_with_content_at_same_size_and_time(tmp_path: Path) -> None:
-    path = tmp_path / "a.txt"
-    path.write_text("one")
-    before, times = find_corpus(f"files:{path}").fingerprint(), path.stat()
-    path.write_text("two")
-    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
-    assert find_corpus(f"files:{path}").fingerprint() != before

@@ -1,3 +1,5 @@
+"""Tokenizers are exact, deterministic and safe to load; the fast encoder has the ids of the library."""
+
 from __future__ import annotations
 
 import json
@@ -7,18 +9,24 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import tiktoken
+import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import pre_tokenizers
 
 from tests.support.paths import DATA, REPOSITORY
 from trainer.data.corpora import open_corpus
 from trainer.data.tokenizer import (
+    PATTERN,
     PIECE_CHARACTERS,
     Tokenizer,
     TokenizerSpec,
+    build_fast_encoder,
     load_tokenizer,
 )
 from trainer.data.tokenizer_training import LONGEST_WORD, run_interruptibly, split_long_words, train_bpe
@@ -200,3 +208,67 @@ def test_inexact_vocabulary_is_rejected(bpe_tokenizer: Tokenizer, tmp_path: Path
         load_tokenizer(save_changed(bpe_tokenizer, tmp_path / "b.json", model=model))
     with pytest.raises(TokenizerError, match="has no end-of-text token"):
         load_tokenizer(save_changed(bpe_tokenizer, tmp_path / "c.json", added_tokens=[]))
+
+
+# --- the fast encoder -------------------------------------------------------------------------------------------------
+
+REPETITIVE = st.text("aab  bc'st1\n", max_size=200)  # many overlapping merges
+Encode = Callable[[str], list[int]]
+
+
+def get_encoders(tokenizer: Tokenizer) -> tuple[Encode, Encode]:
+    """Return the fast encoder and the library's."""
+    assert tokenizer._fast_encoder is not None
+    return tokenizer._fast_encoder, lambda text: tokenizer._encode_pieces([text])[0] if text else []
+
+
+@pytest.fixture(scope="module")
+def encoders() -> tuple[Encode, Encode]:
+    texts = [document.text for document, _ in zip(open_corpus("python-library"), range(12), strict=False)]
+    return get_encoders(train_bpe([*texts, "aabb aaab abab abcabc bcbc a's aat 11 \n\n a b" * 40], 1500))
+
+
+@given(text=ANY_TEXT | REPETITIVE)
+def test_random_text_has_same_ids(encoders: tuple[Encode, Encode], text: str) -> None:
+    fast, library = encoders
+    assert fast(text) == library(text)
+
+
+@pytest.mark.parametrize("space", [" ", "\n"])
+def test_million_spaces_before_a_word_have_same_ids(encoders: tuple[Encode, Encode], space: str) -> None:
+    fast, library = encoders
+    text = "a" + space * 1_000_000 + "b"
+    assert fast(text) == library(text)
+
+
+@pytest.mark.slow
+def test_every_character_has_same_class() -> None:
+    characters = [chr(code) for code in range(sys.maxunicode + 1) if not 0xD800 <= code < 0xE000]
+    words = [(prefix + character).encode() for character in characters for prefix in "a1!"]
+    ranks = {bytes([byte]): byte for byte in range(256)} | {word: number for number, word in enumerate(words, 256)}
+    encoding = tiktoken.Encoding("words", pat_str=PATTERN, mergeable_ranks=ranks, special_tokens={})
+    splitter = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    for word in map(bytes.decode, words):
+        assert (len(encoding.encode_ordinary(word)) == 1) == (len(splitter.pre_tokenize_str(word)) == 1), ascii(word)
+
+
+def build_from_merges(merges: list[str], **changes: object) -> Encode | None:
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokens = [*alphabet, *(merge.replace(" ", "") for merge in merges)]
+    model = {"type": "BPE", "vocab": {token: index for index, token in enumerate(tokens)}, "merges": merges}
+    steps = {"add_prefix_space": False, "trim_offsets": True, "use_regex": True, "type": "ByteLevel"}
+    spec = {"version": "1.0", "added_tokens": [], "normalizer": None, "pre_tokenizer": steps, "post_processor": None}
+    spec |= {"decoder": steps, "model": model} | changes
+    return build_fast_encoder(tokenizers.Tokenizer.from_str(json.dumps(spec)), spec, str.encode)
+
+
+def test_encoder_vocabulary_with_unreachable_token_is_refused() -> None:
+    assert build_from_merges(["a b", "b c", "ab c"]) is not None
+    assert build_from_merges(["a b", "b c", "a bc"]) is None  # BPE never makes "abc", but tiktoken would
+
+
+def test_encoder_pattern_or_normalizer_of_another_kind_is_refused() -> None:
+    assert build_from_merges(["a b"], normalizer={"type": "NFC"}) is None
+    whole = {"add_prefix_space": False, "trim_offsets": True, "use_regex": False, "type": "ByteLevel"}
+    assert build_from_merges(["a b"], pre_tokenizer=whole) is None
+    assert build_from_merges(["a b"], pre_tokenizer=None) is None

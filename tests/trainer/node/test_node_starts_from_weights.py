@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import random
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -20,9 +18,8 @@ from trainer import protocol
 pytestmark = pytest.mark.processes
 
 LIMITS = protocol.JobLimits(wall_seconds=300, memory_bytes=4 * 10**9, disk_bytes=10**9, processes=256)
-MODEL = {"depth": 2, "width": 32, "heads": 2}
-NUMBERS = {"sequence_length": 32, "batch": 4, "dev_tokens": 256, "sample_tokens": 0, "precision": "fp32"}
-CONFIG = {"arch": "gpt", "seed": 1, "model": MODEL, "train": NUMBERS, "device": "cpu", "threads": 1}
+TRAIN = {"sequence_length": 32, "batch": 4, "dev_tokens": 256, "sample_tokens": 0, "precision": "fp32"}
+CONFIG = {"arch": "gpt", "model": {"depth": 2, "width": 32, "heads": 2}, "train": TRAIN, "device": "cpu", "threads": 1}
 
 
 def store_base_weights(site: NodeApiServer, run: Path, name: str = "run-12") -> protocol.BaseWeights:
@@ -35,58 +32,27 @@ def store_base_weights(site: NodeApiServer, run: Path, name: str = "run-12") -> 
     )
 
 
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from trainer.data.dataset import prepare_dataset
-
-    folder = tmp_path_factory.mktemp("data")
-    chance = random.Random(3)
-    words = ["ada", "bob", "eve", "sees", "meets", "greets", "a", "the", "train", "night"]
-    for number in range(60):
-        (folder / f"{number}.txt").write_text(" ".join(chance.choice(words) for _ in range(120)))
-    prepare_dataset(f"files:{folder}/*.txt", "bpe:300", folder / "dataset")
-    return folder / "dataset"
-
-
-@pytest.fixture(scope="module")
-def base_run(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from trainer.train import main
-
-    folder = tmp_path_factory.mktemp("runs")
-    (folder / "base.json").write_text(json.dumps({**CONFIG, "budget": "30steps"}))
-    words = ["--config", str(folder / "base.json"), "--dataset", str(data), "--out", str(folder / "base")]
-    assert main(words) == 0
-    return folder / "base"
-
-
-def dev_losses(held: Any) -> list[float]:
-    return [row["loss"] for row in held.rows if row["kind"] == "dev"]
-
-
 @pytest.mark.slow
 def test_training_starts_from_another_runs_weights(
-    site: NodeApiServer, data: Path, base_run: Path, agent: InProcessAgent
+    site: NodeApiServer, dataset_folder: Path, tiny_run: Path, agent: InProcessAgent
 ) -> None:
-    pin = protocol.DatasetPin(
-        corpus="files:x", tokenizer="bpe:300", hash=json.loads((data / "manifest.json").read_text())["hash"]
-    )
-    shutil.copytree(data, agent.home / "datasets" / pin.hash)
-    base = store_base_weights(site, base_run)
+    hash = json.loads((dataset_folder / "manifest.json").read_text())["hash"]
+    pin = protocol.DatasetPin(corpus="files:x", tokenizer="bpe:320", hash=hash)
+    shutil.copytree(dataset_folder, agent.home / "datasets" / pin.hash)
+    base = store_base_weights(site, tiny_run)
     order = protocol.TrainOrder(dataset=pin, config={**CONFIG, "seed": 2, "budget": "3steps"}, base=base)
     spec = build_job(site, order, entry=False, limits=LIMITS)
     release = site.store_blob(storage.pack_sources(Path(trainer.__file__).parent), "release.tar")
     agent.start()
     held = run_job(site, spec.model_copy(update={"release": release}))
     assert held.end.outcome == "done", held.end.reason + held.log
-    learned = json.loads((base_run / "result.json").read_text())["final_loss"]
-    assert dev_losses(held)[0] == pytest.approx(learned, abs=1e-6), "the first loss is the last one of the other run"
+    learned = json.loads((tiny_run / "result.json").read_text())["final_loss"]
+    first = next(row["loss"] for row in held.rows if row["kind"] == "dev")
+    assert first == pytest.approx(learned, abs=1e-6), "the first loss is the last one of the other run"
     weights = next(file for file in base.checkpoint.files if file.path == "model.safetensors")
     start = read_json_blob(site, held.end.files[0])["from"]
-    assert (start["name"], start["sha256"], start["new"]) == (
-        f"run-12/step-{base.checkpoint.step:08d}",
-        weights.sha256,
-        [],
-    )
+    name = f"run-12/step-{base.checkpoint.step:08d}"
+    assert (start["name"], start["sha256"], start["new"]) == (name, weights.sha256, [])
 
 
 # --- files of the job, with a release that does not train ---

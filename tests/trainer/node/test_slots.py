@@ -246,13 +246,3 @@ def test_slot_count_from_the_site_changes_when_running_jobs_have_ended(
     site.leases[leases[1]].stop = protocol.HeartbeatReply(stop="cancel")
     share = read_share(wait_until_finished(site, last))
     assert share["gpus"] == pair()[0].uuid, "the slot has both GPUs, of which a job for one GPU sees one"
-
-
-def test_slots_with_the_same_release_download_it_once(site: NodeApiServer, tmp_path: Path) -> None:
-    agent = InProcessAgent(site, tmp_path / "agent", lanes=3).start()
-    leases = [site.queue_job(build_training_job(site, steps=5)) for _ in range(6)]
-    for lease in leases:
-        finish = wait_until_finished(site, lease).end
-        assert finish.outcome == "done", finish.reason
-    agent.stop()
-    assert len([request for request in site.requests if request.startswith("GET ")]) == 2  # the release, the entry

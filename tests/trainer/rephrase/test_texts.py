@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
-import lzma
-import os
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -16,9 +12,6 @@ from tests.support.genesis import texts
 from trainer.rephrase.chunks import MAX_SENTENCE_RATIO, count_tokens, split_into_chunks
 from trainer.rephrase.languages import UNKNOWN, identify_language
 from trainer.rephrase.prompts import CREDITS, CURRENT_VERSION, STYLES, VERSIONS, build_prompt, get_instructions
-
-DATA = Path(os.environ.get("DAILYTRAIN_DATA", "../shared/data")) / "text"
-
 
 SENTENCES = st.lists(
     st.sampled_from(["Mr. Smith went.", "No!", "word " * 50 + "end.", "\n\n", "東京は。"]), max_size=80
@@ -66,20 +59,6 @@ def test_very_long_sentence_is_split_inside() -> None:
     assert len(chunks) > 10
     with pytest.raises(ValueError, match="one token"):
         split_into_chunks("text", 0)
-
-
-def test_real_documents_are_split_to_size_without_loss() -> None:
-    if not DATA.is_dir():
-        pytest.skip(f"no real text at {DATA}")
-    documents = [json.loads(line)["text"] for line in (DATA / "c4_sample" / "c4_sample.jsonl").read_text().splitlines()]
-    with lzma.open(DATA / "gutenberg" / "validation.jsonl.xz", "rt") as books:
-        documents += [json.loads(next(books))["text"][:100_000] for _ in range(3)]
-    for document in documents:
-        chunks = split_into_chunks(document)
-        assert "".join(chunks) == document
-        sizes = [count_tokens(chunk) for chunk in chunks]
-        assert max(sizes) <= 600
-        assert len(chunks) == 1 or min(sizes) >= 120
 
 
 PINNED = {1: "c3b2", 2: "cf36"}

@@ -1,10 +1,11 @@
-"""Faulty peers change no loss, and no other peer is banned."""
+"""Faulty peers change no loss and no other peer is banned; a model that diverges ends its run without a ban."""
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,23 +14,28 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.support.in_process_swarm import train_in_process
+from tests.support.in_process_swarm import read_sanctions, train_in_process
 from tests.support.swarm_chain import build_tiny_config
 from trainer.data.dataset import Dataset
 from trainer.swarm import messages, trust
 from trainer.swarm.comparison import compute_max_difference, has_equal_hashes, has_exact_cover
 from trainer.swarm.data import Batches
-from trainer.swarm.frames import RpcFrame
-from trainer.swarm.journal import get_losses, read_journal
+from trainer.swarm.frames import CallRefusedError, RpcFrame
+from trainer.swarm.journal import Journal, get_losses, read_journal
+from trainer.swarm.membership import Membership, SwarmMember
 from trainer.swarm.next_stage_client import NextStageClient, StageQuery
+from trainer.swarm.stage_client import DIVERGED, StageClient
 from trainer.swarm.sum_exchange import SumExchange
+from trainer.swarm.transaction import DivergedError, Transaction, is_same_result
+from trainer.swarm.transport import Transport
 from trainer.swarm.worker import Worker
 
 pytest.importorskip("hivemind", reason="the extra `swarm` is not installed")
 
+
 LONG = "SWARM_STEPS" in os.environ
 STEPS = 24 if LONG else 8
-A, B, C, D = ("Qm" + letter * 44 for letter in "abcd")
+A, B, C, D, E = NAMES = tuple("Qm" + letter * 44 for letter in "abcde")
 
 
 GRADIENT_LIES: dict[str, Callable[[Tensor], Tensor]] = {
@@ -153,3 +159,202 @@ GRADIENT = torch.tensor([1.0, -2.0])
 )
 def test_majority_vote_returns_peers_of_the_right_gradient(gradients: list[Tensor], majority: list[str]) -> None:
     assert trust.majority_vote(dict(zip((A, B, C), gradients, strict=False)), 0.01) == majority
+
+
+# --- votes of a stage on its mean gradient and its norm, which clips the whole model's gradient -----------------------
+
+
+@pytest.fixture
+def transaction(dataset_folder: Path, tmp_path: Path) -> Iterator[Transaction]:
+    """The first step of a swarm: A, B and C at the first stage, D and E at the last. E is older than D."""
+    batches = Batches(dataset := Dataset.open(dataset_folder), build_tiny_config(dataset))
+    with contextlib.closing(Journal(tmp_path)) as journal:
+        membership = Membership(Transport(tmp_path), batches.config, journal, 1.0)
+        for name in NAMES:
+            membership.members[name] = SwarmMember(messages.Peer(name=name), int(name in (D, E)), int(name == D))
+        yield Transaction(0, batches, membership, StageClient(membership.transport))
+
+
+def build_votes(*norms: float) -> dict[str, messages.Vote]:
+    votes = (messages.Vote(digest="1" * 64, squared_norm=norm) for norm in norms)
+    return dict(zip(NAMES, votes, strict=True))
+
+
+def find_outvoted(transaction: Transaction, *norms: float) -> list[str]:
+    return [n for stage in (0, 1) for n in transaction.find_outvoted(stage, build_votes(*norms), is_same_result)]
+
+
+@pytest.mark.parametrize("lie", [1e300, 0.0, 1.1, math.inf, math.nan])
+def test_norm_against_the_majority_is_outvoted(transaction: Transaction, lie: float) -> None:
+    assert find_outvoted(transaction, lie, 1.0, 1.0, 2.0, 2.0) == [A]
+
+
+@pytest.mark.parametrize("lie", [1e300, math.nan])
+def test_norm_of_the_older_of_two_members_decides(transaction: Transaction, lie: float) -> None:
+    assert find_outvoted(transaction, 1.0, 1.0, 1.0, lie, 2.0) == [D]
+
+
+def test_norms_with_rounding_errors_agree(transaction: Transaction) -> None:
+    assert find_outvoted(transaction, 1.0, 1.0 + 1e-9, 1.0 - 1e-9, 0.0, 0.0) == []
+
+
+def test_norm_of_a_model_is_the_sum_of_medians(transaction: Transaction) -> None:
+    assert transaction.compute_squared_norm(build_votes(1.0009, 1.0, 1.0, 2.0, 2.0)) == 3.0
+
+
+@pytest.mark.parametrize("norms", [(math.nan,) * 3, (math.inf,) * 3, (math.nan, math.inf, math.nan)])
+def test_norms_that_are_not_finite_raise_diverged_error(transaction: Transaction, norms: tuple[float, ...]) -> None:
+    assert find_outvoted(transaction, *norms, 1.0, 1.0) == []
+    with pytest.raises(DivergedError):
+        transaction.compute_squared_norm(build_votes(*norms, 1.0, 1.0))
+
+
+# --- audits of gradient sums ------------------------------------------------------------------------------------------
+
+
+def list_sanctions(
+    dataset_folder: Path, folder: Path, exchange: type[SumExchange], workers: int = 3, audit: float = 0.0
+) -> list[tuple[str, str]]:
+    """Train workers of one stage, of which worker 1 lies, with one micro-batch a step; return the sanctions."""
+    dataset = Dataset.open(dataset_folder)
+    batches = Batches(dataset, build_tiny_config(dataset, stages=1, steps=2, micro_batches=1, audit=audit))
+    liar = type("LyingWorker", (Worker,), {"exchange_type": exchange})
+    train_in_process(batches, folder, [0] * workers, {1: liar})
+    return read_sanctions(folder)
+
+
+class FalseNormExchange(SumExchange):
+    """Vote that each idle peer has published a sum other than zero."""
+
+    async def vote(self, request: messages.Prepare) -> messages.Vote:
+        vote = await super().vote(request)
+        return vote.model_copy(update={"norms": tuple((peer, norm or 1.0) for peer, norm in vote.norms)})
+
+
+class FalseDistanceExchange(FalseNormExchange):
+    """Repeat that in audits."""
+
+    async def compare_replay(self, request: messages.CompareReplay) -> messages.ReplayDistance:
+        return messages.ReplayDistance(relative=1.0, finite=True)
+
+
+class FalseSumExchange(SumExchange):
+    """Publish a sum other than zero without a micro-batch."""
+
+    def get_own_part(self, part: messages.SumPart) -> Tensor:
+        tensor = super().get_own_part(part)
+        return tensor if self.state.held else torch.ones_like(tensor)
+
+
+class UnreadableSumExchange(SumExchange):
+    """Refuse to auditors what each peer has read for the reduction."""
+
+    async def vote(self, request: messages.Prepare) -> messages.Vote:
+        self.reads_left = len(request.peers)
+        return await super().vote(request)
+
+    def get_own_part(self, part: messages.SumPart) -> Tensor:
+        self.reads_left -= 1
+        if self.reads_left < 0:
+            raise CallRefusedError("slow", "the sum is not available yet")
+        return super().get_own_part(part)
+
+
+def test_idle_peer_stays_when_one_vote_lies_about_its_sum(dataset_folder: Path, tmp_path: Path) -> None:
+    assert list_sanctions(dataset_folder, tmp_path, FalseNormExchange) == []
+
+
+def test_idle_peer_stays_when_an_auditor_lies_about_its_sum(dataset_folder: Path, tmp_path: Path) -> None:
+    sanctions = list_sanctions(dataset_folder, tmp_path, FalseDistanceExchange)
+    assert {label for label, _ in sanctions} <= {"1"}
+
+
+def test_idle_peer_with_a_sum_is_banned(dataset_folder: Path, tmp_path: Path) -> None:
+    why = "its gradient sum is not zero without any micro-batch"
+    assert list_sanctions(dataset_folder, tmp_path, FalseSumExchange) == [("1", why)]
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+def test_peer_whose_sum_no_auditor_can_read_leaves(dataset_folder: Path, tmp_path: Path, workers: int) -> None:
+    sanctions = list_sanctions(dataset_folder, tmp_path, UnreadableSumExchange, workers, audit=1.0)
+    assert {label for label, _ in sanctions} == {"1"}
+    assert all("no audit" in why for _, why in sanctions)
+    assert not any(line["kind"] in ("ban", "first_strike") for line in read_journal(tmp_path / "run"))
+
+
+class WrongNormExchange(SumExchange):
+    async def vote(self, request: messages.Prepare) -> messages.Vote:
+        return (await super().vote(request)).model_copy(update={"squared_norm": 1e300})
+
+
+def test_worker_that_votes_with_a_wrong_norm_is_evicted(dataset_folder: Path, tmp_path: Path) -> None:
+    assert {label for label, _ in list_sanctions(dataset_folder, tmp_path, WrongNormExchange)} == {"1"}
+    scales = [line["clip_scale"] for line in read_journal(tmp_path / "run") if line["kind"] == "commit"]
+    assert scales
+    assert min(scales) > 0.01
+
+
+# --- divergence -------------------------------------------------------------------------------------------------------
+
+SANCTIONS = {"leave", "ban", "first_strike", "rollback"}
+
+
+THE_GRADIENT, HIDDEN = "the gradient", "a hidden state"
+slow = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    ("arch", "workers", "what", "evaluation_interval", "changes"),
+    [
+        pytest.param("gpt", [0, 0], THE_GRADIENT, 0, {"stages": 1, "weight_decay": 1e20}, id="loss"),
+        pytest.param(
+            "nanogpt", [0, 1, 0, 1], THE_GRADIENT, 0, {"weight_decay": 1e9}, id="gradient", marks=pytest.mark.slow
+        ),
+        pytest.param("litgpt", [0, 1, 0, 1], HIDDEN, 0, {"weight_decay": 1e12}, id="hidden state"),
+        pytest.param("litgpt", [0, 1], HIDDEN, 0, {"weight_decay": 1e12}, id="one worker a stage", marks=slow),
+        pytest.param("gpt", [0, 1, 0, 1], HIDDEN, 0, {"weight_decay": 1e2, "wire": "fp16"}, id="beyond fp16"),
+        pytest.param("litgpt", [0, 1, 0, 1], HIDDEN, 1, {"weight_decay": 1e12}, id="evaluation", marks=slow),
+    ],
+)
+def test_swarm_whose_weights_explode_ends_with_diverged_error(
+    dataset_folder: Path,
+    tmp_path: Path,
+    arch: str,
+    workers: list[int],
+    what: str,
+    evaluation_interval: int,
+    changes: dict[str, Any],
+) -> None:
+    dataset = Dataset.open(dataset_folder)
+    batches = Batches(dataset, build_tiny_config(dataset, arch, learning_rate=0.9, warmup_steps=0, **changes))
+    with pytest.raises(DivergedError, match=f"step .*: {what} is not finite"):
+        train_in_process(batches, tmp_path, workers, evaluation_interval=evaluation_interval)
+    kinds = read_kinds(tmp_path)
+    assert "commit" in kinds
+    assert not kinds & SANCTIONS
+
+
+def read_kinds(folder: Path) -> set[str]:
+    return {line["kind"] for line in read_journal(folder / "run")}
+
+
+class RefusingWorker(Worker):
+    """Claim that the model has diverged."""
+
+    async def run_micro_batch(self, request: messages.RunRequest, frame: RpcFrame) -> RpcFrame:
+        raise CallRefusedError(DIVERGED)
+
+
+def train_with_refusals(dataset_folder: Path, folder: Path, refusing: Sequence[int]) -> None:
+    """Train two workers of stage 0, two of stage 1 and one of stage 2; `refusing` are the numbers of those that lie."""
+    dataset = Dataset.open(dataset_folder)
+    batches = Batches(dataset, build_tiny_config(dataset, stages=3, steps=2))
+    train_in_process(batches, folder, [0, 0, 1, 1, 2], dict.fromkeys(refusing, RefusingWorker))
+
+
+def test_swarm_ends_only_when_all_of_a_stage_claim_divergence(dataset_folder: Path, tmp_path: Path) -> None:
+    train_with_refusals(dataset_folder, tmp_path / "one of each", [0, 2])
+    assert "end" in read_kinds(tmp_path / "one of each")
+    with pytest.raises(DivergedError):
+        train_with_refusals(dataset_folder, tmp_path / "all of one", [2, 3])
+    assert not (read_kinds(tmp_path / "one of each") | read_kinds(tmp_path / "all of one")) & SANCTIONS
