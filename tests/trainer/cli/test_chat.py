@@ -14,7 +14,6 @@ from torch import Tensor
 
 from trainer.cli import chat
 from trainer.cli.chat import Conversation, InterruptHandler, stop_at
-from trainer.cli.main import main
 from trainer.data.tokenizer import Tokenizer, load_tokenizer
 from trainer.inference.sampling import Sampler
 from trainer.models.base import LanguageModel
@@ -108,10 +107,3 @@ def test_chat_through_pipe_keeps_state(
     assert len(both) > len(alone)
     assert say("The cat sees", "/reset", "", "The cat sees", "/quit", "never read") == 2 * alone
     assert say("/help") == ""
-
-
-def test_chat_without_run_prints_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["chat", str(tmp_path)]) == 2
-    out, err = capsys.readouterr()
-    assert (out, err.count("\n")) == ("", 1)
-    assert "has no complete checkpoint" in err

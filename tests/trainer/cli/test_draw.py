@@ -67,8 +67,7 @@ def test_drawn_file_is_scored_as_the_first_tokens_of_the_draw(dataset, tmp_path,
 
 
 @pytest.mark.parametrize("content", ["short", "g" * 64, ""])
-def test_file_without_a_secret_is_refused_in_one_line(dataset, tmp_path, capsys, content):
+def test_file_without_a_secret_is_refused_in_one_line(dataset, tmp_path, refuse, content):
     (tmp_path / "secret").write_text(content)
     options = ["--secret", str(tmp_path / "secret"), "--out", str(tmp_path / "test.jsonl")]
-    assert main(["draw", str(dataset.folder), *options]) == 2
-    assert "holds no secret of a season" in capsys.readouterr().err
+    assert "holds no secret of a season" in refuse("draw", dataset.folder, *options)

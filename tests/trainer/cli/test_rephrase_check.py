@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -31,8 +32,6 @@ def test_rephrase_check_prints_line_per_input(tmp_path: Path, capsys: pytest.Cap
     assert main(["rephrase", "check", write(tmp_path / "pairs.jsonl", rows)]) == 0
     expected = ["1: accepted", "2: It is nearly identical to its source.", "1 of 2 accepted."]
     assert capsys.readouterr().out.splitlines() == expected
-    assert main(["rephrase", "check", "nowhere.jsonl"]) == 2
-    assert "nowhere.jsonl cannot be read: No such file or directory." in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -45,15 +44,12 @@ def test_rephrase_check_prints_line_per_input(tmp_path: Path, capsys: pytest.Cap
     ],
 )
 def test_rephrase_check_bad_line_prints_one_error(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], line: str, sentence: str
+    tmp_path: Path, refuse: Callable[..., str], line: str, sentence: str
 ) -> None:
     path = Path(write(tmp_path / "pairs.jsonl", [(SOURCE, "easy", GOOD["easy"])]))
     path.write_text(path.read_text() + line + "\n")
-    assert main(["rephrase", "check", str(path), "--json"]) == 2
-    output = capsys.readouterr()
-    assert output.out == ""
-    assert sentence in output.err
-    assert len(output.err.splitlines()) == 1
+    assert sentence in refuse("rephrase", "check", path, "--json")
+    assert "nowhere.jsonl cannot be read: No such file" in refuse("rephrase", "check", "nowhere.jsonl")
 
 
 def test_calibrate_good_sample_keeps_it_rejects_mismatched(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,16 +7,16 @@ import hashlib
 import io
 import random
 import re
-import threading
 from collections.abc import Iterator
 from contextlib import suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 
 import httpx
 import pytest
 
+from tests.support.http_server import Handler, run_server
 from trainer.cli.join_site import parse_rate
 from trainer.node import client as site_client
 from trainer.node.agent import Agent
@@ -40,63 +40,49 @@ CONTENT = random.Random(11).randbytes(3 << 20)
 FILE = FileRef(path="model.safetensors", sha256=hashlib.sha256(CONTENT).hexdigest(), size=len(CONTENT))
 
 
+@dataclass
 class Store:
     """A server of one file whose connections break after the given numbers of bytes."""
 
-    def __init__(self) -> None:
-        self.content = CONTENT
-        self.cuts: list[int] = []
-        """Bytes after which the connections of the next responses are closed. Later responses are complete."""
-        self.knows_ranges = True
-        self.offsets: list[int] = []
-        """First byte of each request."""
-        self.sent = 0
-        store = self
+    content: bytes = CONTENT
+    cuts: list[int] = field(default_factory=list)
+    """Bytes after which the connections of the next responses are closed. Later responses are complete."""
+    knows_ranges: bool = True
+    offsets: list[int] = field(default_factory=list)
+    """First byte of each request."""
+    sent: int = 0
+    address: str = ""
 
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
 
-            def log_message(self, *_: object) -> None:
-                pass
+class StoreHandler(Handler):
+    store: Store
 
-            def do_GET(self) -> None:
-                match = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
-                first = int(match[1]) if match else 0
-                store.offsets.append(first)
-                size = len(store.content)
-                if not store.knows_ranges:
-                    first = 0
-                if first and first >= size:
-                    self.send_response(416)
-                    self.send_header("Content-Length", "0")
-                    self.end_headers()
-                    return
-                self.send_response(206 if first else 200)
-                if first:
-                    self.send_header("Content-Range", f"bytes {first}-{size - 1}/{size}")
-                self.send_header("Content-Length", str(size - first))
-                self.end_headers()
-                body = store.content[first:]
-                cut = store.cuts.pop(0) if store.cuts else len(body)
-                store.sent += min(cut, len(body))  # counted before the client receives them
-                self.wfile.write(body[:cut])
-                self.close_connection = cut < len(body)
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.address = f"http://127.0.0.1:{self._server.server_address[1]}"
-        threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
+    def do_GET(self) -> None:
+        store = self.store
+        match = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
+        store.offsets.append(int(match[1]) if match else 0)
+        first, size = store.offsets[-1] if store.knows_ranges else 0, len(store.content)
+        if first and first >= size:
+            self.send(416)
+            return
+        self.send_response(206 if first else 200)
+        if first:
+            self.send_header("Content-Range", f"bytes {first}-{size - 1}/{size}")
+        self.send_header("Content-Length", str(size - first))
+        self.end_headers()
+        body = store.content[first:]
+        cut = store.cuts.pop(0) if store.cuts else len(body)
+        store.sent += min(cut, len(body))  # counted before the client receives them
+        self.wfile.write(body[:cut])
+        self.close_connection = cut < len(body)
 
 
 @pytest.fixture
 def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
     monkeypatch.setattr(site_client, "BACKOFF_SECONDS", 0.01)
-    made = Store()
-    yield made
-    made.close()
+    store = Store()
+    with run_server(StoreHandler, store=store) as store.address:
+        yield store
 
 
 @pytest.fixture

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 import sys
-import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, nullcontext
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +15,7 @@ import httpx
 import pytest
 
 from tests.support.genesis import texts
+from tests.support.http_server import Handler, run_server
 from tests.support.model_server import NAME, SynonymModel, serve_model
 from tests.support.paths import REPOSITORY
 from trainer import protocol
@@ -97,29 +96,22 @@ def test_concurrent_completions_belong_to_their_prompts() -> None:
         assert longest in answer.text
 
 
+class ScriptedHandler(Handler):
+    replies: list[tuple[int, str]]
+
+    def do_GET(self) -> None:
+        self.read_body()
+        status, body = self.replies.pop(0)
+        self.send(status, body.encode())
+
+    do_POST = do_GET
+
+
 @pytest.fixture
 def fake_server() -> Iterator[FakeServer]:
     replies: list[tuple[int, str]] = []
-
-    class Handler(BaseHTTPRequestHandler):
-        def log_message(self, *_: object) -> None:
-            pass
-
-        def do_POST(self) -> None:
-            self.rfile.read(int(self.headers["Content-Length"]))
-            self.do_GET()
-
-        def do_GET(self) -> None:
-            status, body = replies.pop(0)
-            self.send_response(status)
-            self.end_headers()
-            self.wfile.write(body.encode())
-
-    listener = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=listener.serve_forever, args=(0.05,), daemon=True).start()
-    yield f"http://127.0.0.1:{listener.server_address[1]}/v1", replies
-    listener.shutdown()
-    listener.server_close()
+    with run_server(ScriptedHandler, replies=replies) as url:
+        yield f"{url}/v1", replies
 
 
 @pytest.mark.parametrize(

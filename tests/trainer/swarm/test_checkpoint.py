@@ -22,11 +22,6 @@ from trainer.swarm.stage import Stage
 
 
 @pytest.fixture(scope="module")
-def dataset(dataset_folder: Path) -> Dataset:
-    return Dataset.open(dataset_folder)
-
-
-@pytest.fixture(scope="module")
 def trained_run(dataset: Dataset, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, SwarmConfig, list[float]]:
     """A run of six steps, with versions 0, 3 and 6, and its losses. Do not change it."""
     config, folder = build_tiny_config(dataset), tmp_path_factory.mktemp("swarm")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -147,15 +147,12 @@ def test_text_and_refusal_of_the_network_are_shown_without_control_characters() 
     assert describe_refusal(refusal) == "the swarm has ended this text: a text may take 600 s"
 
 
-def test_sample_of_folder_without_swarm_says_what_to_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert sample(tmp_path) == 2
-    assert "there is no swarm at" in capsys.readouterr().err
-    assert sample(tmp_path, "--temperature", -1) == 2
-    assert "temperature must be a number of at least 0" in capsys.readouterr().err
-    assert sample(tmp_path, "--max-tokens", 0) == 2
-    error = capsys.readouterr().err
+def test_sample_of_folder_without_swarm_says_what_to_name(tmp_path: Path, refuse: Callable[..., str]) -> None:
+    assert "there is no swarm at" in refuse("swarm", "sample", tmp_path)
+    error = refuse("swarm", "sample", tmp_path, "--temperature", -1)
+    assert "temperature must be a number of at least 0" in error
+    error = refuse("swarm", "sample", tmp_path, "--max-tokens", 0)
     assert "--max-tokens: Input should be greater than or equal to 1" in error
-    assert "pydantic" not in error
 
 
 def test_order_without_coordinator_fails_with_a_reason(tmp_path: Path) -> None:
@@ -167,8 +164,6 @@ def test_order_without_coordinator_fails_with_a_reason(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("preset", "setting"), [("rwkv5-7b", "model.depth"), ("finetune-1b5-2x24gb", "tokenizer")])
-def test_swarm_local_preset_without_sizes_is_one_line(
-    preset: str, setting: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert dailytrain.main(["swarm", "local", "--corpus", "files:nothing", "--preset", preset]) == 2
-    assert f"preset {preset} sets no {setting}" in capsys.readouterr().err
+def test_swarm_local_preset_without_sizes_is_one_line(preset: str, setting: str, refuse: Callable[..., str]) -> None:
+    error = refuse("swarm", "local", "--corpus", "files:nothing", "--preset", preset)
+    assert f"preset {preset} sets no {setting}" in error

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -43,11 +42,6 @@ from trainer.swarm.config import SwarmConfig
 from trainer.swarm.data import Batches, compute_sample_ids
 from trainer.swarm.partitions import PartitionError, balance_blocks
 from trainer.swarm.stage import Stage, StateError, build_model, partition_blocks
-
-
-@pytest.fixture(scope="module")
-def dataset(dataset_folder: Path) -> Dataset:
-    return Dataset.open(dataset_folder)
 
 
 @pytest.mark.parametrize("arch", SHAPES)
@@ -208,8 +202,8 @@ def test_gpt2_is_partitioned_evenly_with_its_head(dataset: Dataset) -> None:
 
 
 @pytest.fixture
-def config(dataset_folder: Path) -> SwarmConfig:
-    return build_tiny_config(Dataset.open(dataset_folder))
+def config(dataset: Dataset) -> SwarmConfig:
+    return build_tiny_config(dataset)
 
 
 @pytest.mark.parametrize("index", [0, 1])
@@ -229,8 +223,8 @@ def test_slots_follow_from_free_memory(config: SwarmConfig, index: int) -> None:
 
 
 @pytest.mark.parametrize("arch", SHAPES)
-def test_text_has_the_bytes_of_its_keys_or_states(dataset_folder: Path, arch: str) -> None:
-    config = build_tiny_config(Dataset.open(dataset_folder), arch, stages=3)
+def test_text_has_the_bytes_of_its_keys_or_states(dataset: Dataset, arch: str) -> None:
+    config = build_tiny_config(dataset, arch, stages=3)
     stage = Stage(config, 0)
     width = config.model["width"] if arch != "litgpt" else config.model["fields"]["n_embd"]
     numbers = width * 64 if arch == "rwkv5" else 2 * config.sequence_length * width  # a matrix for each head of 64
@@ -332,16 +326,15 @@ def test_epoch_has_every_sample_exactly_once(seed: int, micro_batches: int, rows
     assert sorted(seen[position] for position in range(first, stop)) == list(range(total))
 
 
-def test_micro_batch_does_not_depend_on_earlier_reads(dataset_folder: Path) -> None:
-    config = build_tiny_config(Dataset.open(dataset_folder))
-    one, other = (Batches(Dataset.open(dataset_folder), config) for _ in range(2))
+def test_micro_batch_does_not_depend_on_earlier_reads(dataset: Dataset) -> None:
+    config = build_tiny_config(dataset)
+    one, other = (Batches(dataset, config) for _ in range(2))
     expected = [one.get_batch(3, micro_batch) for micro_batch in range(4)]
     for micro_batch in (2, 0, 3, 1, 2):
         assert all(map(torch.equal, other.get_batch(3, micro_batch), expected[micro_batch]))
 
 
-def test_step_has_the_rows_of_the_ordinary_trainer(dataset_folder: Path) -> None:
-    dataset = Dataset.open(dataset_folder)
+def test_step_has_the_rows_of_the_ordinary_trainer(dataset: Dataset) -> None:
     config = build_tiny_config(dataset)
     batches = Batches(dataset, config)
     loader = BlockLoader(dataset, "train", 4 * config.micro_batch, 16, config.seed)

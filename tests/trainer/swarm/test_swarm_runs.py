@@ -5,29 +5,28 @@ Three fault plans run at night, briefly. `make chaos-swarm` runs all over 60 ste
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import itertools
 import json
 import os
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Container
+from collections.abc import Container
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
 
 from benchmarks.swarm.link import Links, LinkShape
+from tests.support.in_process_swarm import train_in_process
 from tests.support.model_shapes import GPT2
 from tests.support.paths import DATA
 from tests.support.swarm_chain import build_tiny_config
 from tests.support.waits import WAIT_SECONDS
 from trainer.cli import main as dailytrain
 from trainer.data.dataset import Dataset, prepare_dataset
-from trainer.swarm import checkpoint, messages
+from trainer.swarm import checkpoint
 from trainer.swarm.comparison import (
     ComparisonResult,
     SingleProcessRun,
@@ -37,14 +36,14 @@ from trainer.swarm.comparison import (
     has_exact_cover,
 )
 from trainer.swarm.config import SwarmConfig
-from trainer.swarm.coordinator import Coordinator, CoordinatorOptions
+from trainer.swarm.coordinator import Coordinator
 from trainer.swarm.data import Batches
-from trainer.swarm.fault_injection import Fault, FaultInjector
+from trainer.swarm.fault_injection import Fault
 from trainer.swarm.fault_plans import count_members
+from trainer.swarm.frames import RpcFrame
 from trainer.swarm.journal import JournalLine, get_losses, read_journal
 from trainer.swarm.local_swarm import FaultPlan, LocalSwarm
 from trainer.swarm.stage import Stage
-from trainer.swarm.transport import Transport
 from trainer.swarm.worker import Worker
 
 pytest.importorskip("hivemind", reason="the extra `swarm` is not installed")
@@ -273,14 +272,14 @@ def test_local_command_resumes_and_leaves_a_run_to_sample(tmp_path: Path, capsys
 
 # --- evaluation, sampled tokens and leaving, in this process ----------------------------------------------------------
 
-SAMPLED_STEPS, TIMEOUT = 4, 600.0
+SAMPLED_STEPS = 4
 PROMPT, TOKENS = [5, 6, 7], 8
 
 
 class SamplingCoordinator(Coordinator):
     """A coordinator that samples at each evaluation."""
 
-    samples: list[list[int]]
+    samples: ClassVar[list[list[int]]] = []
 
     async def evaluate(self) -> None:
         await super().evaluate()
@@ -292,31 +291,13 @@ class SamplingCoordinator(Coordinator):
         self.samples.append(text.tokens)
 
 
-@contextlib.asynccontextmanager
-async def connect(folder: Path, count: int) -> AsyncIterator[list[Transport]]:
-    transports = [Transport(folder / str(number)) for number in range(count)]
-    try:
-        await asyncio.gather(*(transport.start() for transport in transports))
-        yield transports
-    finally:
-        await asyncio.gather(*(transport.close() for transport in transports))
+class LeavingWorker(Worker):
+    """Leaves in its first step, as on SIGTERM."""
 
-
-def build_worker(transport: Transport, coordinator: Transport, stage: int) -> Worker:
-    hello = messages.Hello(label=f"at {stage}", preferred_stage=stage)
-    return Worker(transport, coordinator.addresses, hello, FaultInjector(), "cpu")
-
-
-@pytest.fixture(params=["gpt", "nanogpt"])
-def batches(dataset_folder: Path, request: pytest.FixtureRequest) -> Batches:
-    dataset = Dataset.open(dataset_folder)
-    return Batches(dataset, build_tiny_config(dataset, request.param, steps=SAMPLED_STEPS))
-
-
-def evaluate_reference(reference: SingleProcessRun, batches: Batches) -> float:
-    pairs = list(batches.iter_dev(32))
-    nats = sum(float(reference.objective(x, y).detach()) for x, y in pairs)
-    return nats / sum(int((y >= 0).sum()) for _, y in pairs)
+    async def run_micro_batch(self, *arguments: Any) -> RpcFrame:
+        if not self.hello.leaving:
+            self.leave()
+        return await super().run_micro_batch(*arguments)
 
 
 @torch.no_grad()
@@ -328,52 +309,28 @@ def sample_reference(reference: SingleProcessRun, config: SwarmConfig) -> list[i
 
 
 @pytest.mark.slow
-def test_evaluations_and_samples_equal_single_process(tmp_path: Path, batches: Batches) -> None:
-    async def train() -> list[list[int]]:
-        async with connect(tmp_path, 3) as (own, *others):
-            options = CoordinatorOptions(timeout=TIMEOUT, peers=2, evaluation_interval=2)
-            coordinator = SamplingCoordinator(tmp_path / "run", batches, own, options)
-            coordinator.samples = []
-            workers = [build_worker(transport, own, stage) for stage, transport in enumerate(others)]
-            async with asyncio.timeout(TIMEOUT):
-                await asyncio.gather(coordinator.train(), *(one.serve() for one in workers))
-            assert {one.reason for one in workers} == {"The run is finished."}
-            return coordinator.samples
-
-    samples = asyncio.run(train())
+@pytest.mark.parametrize("arch", ["gpt", "nanogpt"])
+def test_evaluations_and_samples_equal_single_process(tmp_path: Path, dataset: Dataset, arch: str) -> None:
+    batches = Batches(dataset, build_tiny_config(dataset, arch, steps=SAMPLED_STEPS))
+    SamplingCoordinator.samples.clear()
+    train_in_process(batches, tmp_path, [0, 1], evaluation_interval=2, coordinator_type=SamplingCoordinator)
     lines, reference = read_journal(tmp_path / "run"), SingleProcessRun(batches.config, batches)
     seen = {line["step"]: line["loss"] for line in lines if line["kind"] == "evaluation"}
     assert list(seen) == [0, 2]
+    pairs = list(batches.iter_dev(32))
     for loss, step in zip(get_losses(lines), range(SAMPLED_STEPS), strict=True):
         if step in seen:
-            assert seen[step] == pytest.approx(evaluate_reference(reference, batches), abs=1e-5)
-            assert samples.pop(0) == sample_reference(reference, batches.config)
+            nats = sum(float(reference.objective(x, y).detach()) for x, y in pairs)
+            assert seen[step] == pytest.approx(nats / sum(int((y >= 0).sum()) for _, y in pairs), abs=1e-5)
+            assert SamplingCoordinator.samples.pop(0) == sample_reference(reference, batches.config)
         assert loss == pytest.approx(reference.run_step(), abs=1e-4)
 
 
 @pytest.mark.slow
-def test_leaving_worker_goes_between_two_steps(tmp_path: Path, dataset_folder: Path) -> None:
-    """`leave` is the handler of SIGTERM. It is called in the first step, whose micro-batches do not run again."""
-    dataset, steps = Dataset.open(dataset_folder), 60
+def test_leaving_worker_goes_between_two_steps(tmp_path: Path, dataset: Dataset) -> None:
+    steps = 12
     batches = Batches(dataset, build_tiny_config(dataset, steps=steps))
-
-    async def train() -> str:
-        async with connect(tmp_path, 4) as (own, *others):
-            options = CoordinatorOptions(timeout=TIMEOUT, peers=3)
-            coordinator = Coordinator(tmp_path / "run", batches, own, options)
-            workers = [build_worker(transport, own, stage) for stage, transport in zip((0, 1, 1), others, strict=True)]
-            going = workers[-1]
-
-            async def go() -> None:
-                while not going.is_member(going.transport.peer):
-                    await asyncio.sleep(0.01)
-                going.leave()
-
-            async with asyncio.timeout(TIMEOUT):
-                await asyncio.gather(coordinator.train(), go(), *(one.serve() for one in workers))
-            return going.reason
-
-    assert asyncio.run(train()) == "This machine has left the run."
+    train_in_process(batches, tmp_path, [0, 1, 1], {2: LeavingWorker})
     lines = read_journal(tmp_path / "run")
     left = [line for line in lines if line["kind"] == "leave"]
     assert [(line["stage"], line["why"]) for line in left] == [(1, "wants to leave")]

@@ -165,9 +165,9 @@ def test_majority_vote_returns_peers_of_the_right_gradient(gradients: list[Tenso
 
 
 @pytest.fixture
-def transaction(dataset_folder: Path, tmp_path: Path) -> Iterator[Transaction]:
+def transaction(dataset: Dataset, tmp_path: Path) -> Iterator[Transaction]:
     """The first step of a swarm: A, B and C at the first stage, D and E at the last. E is older than D."""
-    batches = Batches(dataset := Dataset.open(dataset_folder), build_tiny_config(dataset))
+    batches = Batches(dataset, build_tiny_config(dataset))
     with contextlib.closing(Journal(tmp_path)) as journal:
         membership = Membership(Transport(tmp_path), batches.config, journal, 1.0)
         for name in NAMES:
@@ -317,7 +317,7 @@ slow = pytest.mark.slow
     ],
 )
 def test_swarm_whose_weights_explode_ends_with_diverged_error(
-    dataset_folder: Path,
+    dataset: Dataset,
     tmp_path: Path,
     arch: str,
     workers: list[int],
@@ -325,7 +325,6 @@ def test_swarm_whose_weights_explode_ends_with_diverged_error(
     evaluation_interval: int,
     changes: dict[str, Any],
 ) -> None:
-    dataset = Dataset.open(dataset_folder)
     batches = Batches(dataset, build_tiny_config(dataset, arch, learning_rate=0.9, warmup_steps=0, **changes))
     with pytest.raises(DivergedError, match=f"step .*: {what} is not finite"):
         train_in_process(batches, tmp_path, workers, evaluation_interval=evaluation_interval)

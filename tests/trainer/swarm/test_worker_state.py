@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 import torch
@@ -27,8 +26,7 @@ from trainer.swarm.worker_state import WorkerState
 
 
 @pytest.fixture
-def batches(dataset_folder: Path) -> Batches:
-    dataset = Dataset.open(dataset_folder)
+def batches(dataset: Dataset) -> Batches:
     return Batches(dataset, build_tiny_config(dataset, stages=1))
 
 

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import math
 import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -110,16 +111,9 @@ def test_finished_runs_are_reused_and_verdict_is_printed(
     ],
 )
 def test_bad_input_prints_one_line(
-    dataset_folder: Path, flags: list[str], message: str, capsys: pytest.CaptureFixture[str]
+    dataset_folder: Path, flags: list[str], message: str, refuse: Callable[..., str]
 ) -> None:
-    try:
-        code = main(["try", *flags, "--dataset", str(dataset_folder)])
-    except SystemExit as end:
-        code = end.code  # type: ignore[assignment]
-    error = capsys.readouterr().err
-    assert code == 2
-    assert message in error
-    assert error.count("\n") == 1
+    assert message in refuse("try", *flags, "--dataset", dataset_folder)
 
 
 @pytest.mark.slow
@@ -192,13 +186,10 @@ def test_list_has_the_options_of_the_baseline_in_each_entry(tmp_path: Path) -> N
     ],
 )
 def test_bad_list_prints_one_line_before_training(
-    dataset_folder: Path, tmp_path: Path, text: str, message: str, capsys: pytest.CaptureFixture[str]
+    dataset_folder: Path, tmp_path: Path, text: str, message: str, refuse: Callable[..., str]
 ) -> None:
     file = write_list(tmp_path, text)
-    assert main(["try", str(file), "--dataset", str(dataset_folder), "--home", str(tmp_path)]) == 2
-    error = capsys.readouterr().err
-    assert message in error
-    assert error.count("\n") == 1
+    assert message in refuse("try", file, "--dataset", dataset_folder, "--home", tmp_path)
 
 
 @pytest.mark.slow
