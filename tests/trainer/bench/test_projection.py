@@ -30,13 +30,6 @@ def test_flops_and_hours_equal_nanochats_record() -> None:
     assert projection.find_hours(24, 123_000 * flops * 3600, 1.0) == pytest.approx(13.2, rel=0.02)
 
 
-def test_record_run_has_no_gain_and_penalty_is_least_at_best_size() -> None:
-    assert projection.compute_log_gain(24, projection.RECORD_FLOPS, 1.0) == pytest.approx(0)
-    best = projection.count_scaling_parameters(24) * 12 * projection.count_flops_per_token(24)
-    assert projection.compute_size_penalty(24, best) == pytest.approx(0, abs=1e-9)
-    assert projection.compute_size_penalty(20, best) > projection.compute_size_penalty(22, best) > 0
-
-
 def test_read_recipe_takes_largest_measured_size(tmp_path: Path) -> None:
     file = tmp_path / "peers.json"
     rows = [

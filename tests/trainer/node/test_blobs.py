@@ -8,17 +8,14 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from tests.support.waits import WAIT_SECONDS
 from trainer.node import blobs
-from trainer.node.blobs import BlobCache, KeyedLocks
-from trainer.node.datasets import ensure_dataset
-from trainer.node.disk_quota import FRESH_SECONDS, DiskQuota
-from trainer.protocol import DatasetPin, FileRef
+from trainer.node.blobs import BlobCache
+from trainer.node.disk_quota import FRESH_SECONDS
+from trainer.protocol import FileRef
 
 
 class Site:
@@ -111,29 +108,3 @@ def test_slot_that_waits_for_a_download_stops_on_request(tmp_path: Path) -> None
         site.fetch(same, target)
 
     assert get(cache, file, request_again).read_bytes() == b"weights"
-
-
-def test_download_of_one_dataset_does_not_stall_another(tmp_path: Path) -> None:
-    locks, quota, seen = KeyedLocks(), DiskQuota(tmp_path), []
-
-    def prepare(name: str, download: Callable[[FileRef, Path], None]) -> None:
-        manifest = f'{{"hash": "{name * 64}"}}'.encode()
-        file = FileRef(path="manifest.json", sha256=hashlib.sha256(manifest).hexdigest(), size=len(manifest))
-        context = SimpleNamespace(home=tmp_path, dataset_locks=locks, quota=quota)
-        job: Any = SimpleNamespace(context=context, lease=1, log=print, check_stop=lambda: None, download=download)
-        ensure_dataset(job, DatasetPin(corpus="text", tokenizer="bpe:512", hash=name * 64, files=(file,)))
-        seen.append(name)
-
-    def write(name: str, target: Path) -> None:
-        target.parent.mkdir(exist_ok=True, parents=True)
-        target.write_text(f'{{"hash": "{name * 64}"}}')
-
-    def download_both(file: FileRef, target: Path) -> None:
-        arguments = ("b", lambda file, target: write("b", target))
-        other = threading.Thread(target=prepare, args=arguments, daemon=True)
-        other.start()
-        other.join(WAIT_SECONDS)
-        write("a", target)
-
-    prepare("a", download_both)
-    assert seen == ["b", "a"]

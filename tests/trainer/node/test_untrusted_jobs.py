@@ -49,19 +49,6 @@ def test_order_with_a_wrong_signature_is_refused(running_node: Node) -> None:
     assert_refused(running_node, build_training_job(site), NOT_SIGNED)
 
 
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        ({"node": 8}, "The order is for node 8, this is node 7. Nothing was run."),
-        ({"lease": 99}, "The order is for lease 99, this is lease "),
-        ({"version": 2}, "The order is of version 2, this agent's is 1: update it."),
-    ],
-)
-def test_order_for_another_node_or_lease_is_refused(running_node: Node, change: dict[str, int], reason: str) -> None:
-    running_node.site.rewrite = lambda spec: json.dumps(json.loads(spec) | change)
-    assert_refused(running_node, build_training_job(running_node.site), reason)
-
-
 def test_identity_belongs_to_one_site_and_its_first_key(site: NodeApiServer, node: Node) -> None:
     assert node.run(token=None) == 2
     assert "start it once with --token" in node.read_output()
