@@ -374,7 +374,7 @@ def test_sandbox_that_cannot_be_watched_or_mounted_is_ended(tmp_path: Path, monk
         start_sandbox(build_spec(tmp_path / "out", "", mounts=(missing,)))
     monkeypatch.setattr(os, "pidfd_open", open_no_more_files)
     with pytest.raises(SandboxError, match="cannot be watched: Too many open files"):
-        start_sandbox(build_spec(tmp_path / "out", "import time; time.sleep(60)"))
+        start_sandbox(build_spec(tmp_path / "out", "import time; time.sleep(3600)"))
     wait_until(lambda: list_processes_of(tmp_path) == [])
 
 
