@@ -8,10 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import projection
-from benchmarks.projection import Input
 from tests.support.paths import REPOSITORY
-
-EXACT = Input("exact", 1.0, 1.0, 1.0, "")
 
 
 def test_pages_have_the_tables_of_the_script() -> None:

@@ -228,7 +228,6 @@ def test_read_error_is_raised_by_its_batch() -> None:
 
 # --- errors in the thread that reads ----------------------------------------------------------------------------------
 
-Train = Callable[..., int]
 FLAGS = ("--budget", "30steps", "--checkpoint-every", "10steps")  # as `tiny_run`
 
 

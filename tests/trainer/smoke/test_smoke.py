@@ -194,7 +194,7 @@ def test_failed_line_or_unknown_name_is_reported(smoke: Smoke) -> None:
 
 def test_unaffordable_size_or_slow_training_fails(smoke: Smoke) -> None:
     assert smoke(seconds=0).checks[-1].text.startswith("Too slow: 1 of 40 small steps in ")
-    found = smoke(memory_bytes=1e6)
+    found = smoke(memory_bytes=1e6, trace_only=True)
     sentence = "Too many parameters for the track: weights, gradients and optimizer alone take"
     assert found.checks[-1].text.startswith(sentence)
     report = found.report.model_copy(update={"budget": "24h"})
@@ -310,12 +310,12 @@ ADVANCES = (
 
 
 def test_wrong_generation_and_high_first_loss_are_hints(smoke: Smoke) -> None:
-    found = smoke(ADVANCES, trace_only=True)
+    found = smoke(ADVANCES, seconds=0)
     (hint,) = found.report.hints or []
     assert hint.startswith("`advance`, which generates text token by token, differs from `features` by up to 0.3 ")
-    assert all(check.passed for check in found.checks), "its graph is sound"
+    assert [check.passed for check in found.checks] == [True, True, False], "only the training is too slow"
     raising = ADVANCES[1].replace("self.features(tokens) + 0.3", "tokens.nothing()")
-    found = smoke((ADVANCES[0], raising), trace_only=True)
+    found = smoke((ADVANCES[0], raising), seconds=0)
     assert any("raises" in hint for hint in found.report.hints or [])
     (hint,) = list_hints(TraceReport(), TrainingResult(40, 1.0, 1.0, 1, (9.0, 5.0)), 320)
     assert hint.startswith("It starts at 9.0 nats a token, where a uniform guess is 5.8")
