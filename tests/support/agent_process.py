@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from tests.support import stdlib_release
 from tests.support.node_api_server import LeaseRecord, NodeApiServer
 from tests.support.waits import WAIT_SECONDS, wait_until
 from trainer import protocol
+from trainer.cli.main import main
+from trainer.node import client
+from trainer.node.client import SiteClient
+from trainer.node.console import log
 
 LIMITS = protocol.JobLimits(wall_seconds=WAIT_SECONDS, memory_bytes=10**9, disk_bytes=20_000_000, processes=8)
 CORPUS = "python-library"
@@ -30,16 +36,39 @@ class Node:
         self.output = home.with_suffix(".stderr")
 
     def start(self, *words: str, token: str | None = "join-me", sandbox: str = "bubblewrap") -> Node:  # noqa: S107
-        command = [sys.executable, "-m", "trainer.cli", "node", "--server", self.site.address, "--home", str(self.home)]
-        command += ["--name", "test", "--sandbox", sandbox, *(["--token", token] if token else []), *words]
-        environment = {
-            **os.environ,
-            "PREPARATIONS": str(self.home.with_suffix(".preparations")),
-            "SECRET_KEY": "secret",
-        }
+        command = [sys.executable, "-m", "trainer.cli", *self.build_command(words, token, sandbox)]
         with self.output.open("ab") as output:
+            environment = {**os.environ, **self.variables}
             self.process = subprocess.Popen(command, stderr=output, stdout=output, env=environment)
         return self
+
+    def run(self, *words: str, token: str | None = "join-me", sandbox: str = "none") -> int:  # noqa: S107
+        """Run the agent in this process until it ends; return its exit code."""
+        clients: list[SiteClient] = []
+
+        def open_client(*arguments: Any, **options: Any) -> SiteClient:
+            clients.append(SiteClient(*arguments, **options))
+            return clients[-1]
+
+        with (
+            self.output.open("a") as output,
+            contextlib.redirect_stderr(output),
+            mock.patch.dict(os.environ, self.variables),
+            mock.patch.object(log, "handlers", []),
+            mock.patch.object(client, "SiteClient", open_client),
+        ):
+            code = main(self.build_command(words, token, sandbox))
+        for each in clients:
+            each.close()
+        return code
+
+    def build_command(self, words: Sequence[str], token: str | None, sandbox: str) -> list[str]:
+        command = ["node", "--server", self.site.address, "--home", str(self.home), "--name", "test"]
+        return [*command, "--sandbox", sandbox, *(["--token", token] if token else []), *words]
+
+    @property
+    def variables(self) -> dict[str, str]:
+        return {"PREPARATIONS": str(self.home.with_suffix(".preparations")), "SECRET_KEY": "secret"}
 
     def signal(self, number: int) -> None:
         assert self.process is not None
@@ -88,6 +117,11 @@ def wait_until_finished(site: NodeApiServer, lease: int) -> LeaseRecord:
     return site.leases[lease]
 
 
+def run_job(site: NodeApiServer, spec: protocol.JobSpec) -> LeaseRecord:
+    """Queue a job for a running agent and wait for its end."""
+    return wait_until_finished(site, site.queue_job(spec))
+
+
 def list_running_processes(home: Path) -> list[int]:
     """Return the processes, other than agents, whose command line names the node's folder."""
     found = []
@@ -100,8 +134,3 @@ def list_running_processes(home: Path) -> list[int]:
             if str(home) in line and "trainer.cli" not in line:
                 found.append(int(path.name))
     return found
-
-
-def terminate(node: Node) -> int:
-    node.signal(signal.SIGTERM)
-    return node.wait()

@@ -57,10 +57,9 @@ class DatasetHubHandler(Handler):
         if match := re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", "")):
             first, last = int(match[1]), int(match[2] or len(data) - 1)
             headers["Content-Range"] = f"bytes {first}-{last}/{len(data)}"
-            self.sent[name] = self.sent.get(name, 0) + last + 1 - first
-            self.send(206, data[first : last + 1], headers)
-        else:
-            self.send(200, data, headers)
+            data = data[first : last + 1]
+        self.sent[name] = self.sent.get(name, 0) + len(data)
+        self.send(206 if match else 200, data, headers)
 
 
 def list_folder(files: Mapping[str, bytes], folder: str, is_recursive: bool) -> list[dict[str, object]]:
@@ -75,6 +74,6 @@ def list_folder(files: Mapping[str, bytes], folder: str, is_recursive: bool) -> 
 
 @contextmanager
 def serve_datasets(files: Files, sent: dict[str, int] | None = None) -> Iterator[str]:
-    """Serve the datasets; yield the address for HF_ENDPOINT. `sent` gets the bytes of ranges that were requested."""
+    """Serve the datasets; yield the address for HF_ENDPOINT. `sent` gets the bytes that were sent of each file."""
     with run_server(DatasetHubHandler, files=files, sent={} if sent is None else sent) as url:
         yield url

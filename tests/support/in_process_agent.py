@@ -17,11 +17,17 @@ class InProcessAgent(AgentThread):
     """An agent without a sandbox, whose cache has the dataset."""
 
     def __init__(
-        self, site: NodeApiServer, home: Path, lanes: int | None = None, reader: GpuReader | None = None
+        self,
+        site: NodeApiServer,
+        home: Path,
+        lanes: int | None = None,
+        reader: GpuReader | None = None,
+        disk_bytes: int | None = None,
     ) -> None:
+        self.home = home
         manifest = home / "datasets" / HASH / "manifest.json"
         manifest.parent.mkdir(parents=True)
         manifest.write_text(f'{{"hash": "{HASH}"}}')
         client = SiteClient(site.address, "join-me")
-        agent = Agent(client, home, get_driver("none"), ("none",), lanes, gpu_reader=reader)
+        agent = Agent(client, home, get_driver("none"), ("none",), lanes, gpu_reader=reader, disk_bytes=disk_bytes)
         super().__init__(agent, lambda: agent.join("agent", ()))

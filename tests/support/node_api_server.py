@@ -8,12 +8,13 @@ import json
 import threading
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from tests.support.http_server import Handler, Server
+from tests.support.http_server import Handler, run_server
 from trainer import protocol
 
 PREFIX = "/api/node/v1"
@@ -55,27 +56,33 @@ class LeaseRecord:
         return self.finish
 
 
+def dump(message: protocol.Message) -> bytes:
+    return message.model_dump_json().encode()
+
+
 class NodeApiHandler(Handler):
     site: NodeApiServer
 
     def respond(self) -> None:
-        content, site = self.read_body(), self.site
-        site.requests.append(f"{self.command} {self.path}")
-        fault = next((found for find in site.faults if (found := find(site.requests[-1]))), "")
-        if fault in ("busy", "slow down"):
-            return self.send(503 if fault == "busy" else 429, {"detail": "Busy."})
+        content = self.read_body()
+        self.site.requests.append(f"{self.command} {self.path}")
+        fault = next((found for find in self.site.faults if (found := find(self.site.requests[-1]))), "")
         if fault == "down":
             self.close_connection = True
-            return None
-        token, status = self.headers.get("Authorization", "").removeprefix("Bearer "), 200
+            return
+        if fault in ("busy", "slow down"):
+            self.send(503 if fault == "busy" else 429, {"detail": "Busy."})
+            return
+        token = self.headers.get("Authorization", "").removeprefix("Bearer ")
         try:
-            body = site.handle(self.command, self.path.removeprefix(PREFIX), token, content)
+            body: Any = self.site.handle(self.command, self.path.removeprefix(PREFIX), token, content)
+            status = 200
         except HttpError as error:
-            body, status = protocol.ErrorDetail(detail=error.detail).model_dump_json().encode(), error.status
+            body, status = {"detail": error.detail}, error.status
         if fault == "unanswered":
             self.close_connection = True
-            return None
-        return self.send(status, b"<html>proxy</html>" if fault == "garbled" else body)
+            return
+        self.send(status, b"<html>proxy</html>" if fault == "garbled" else body)
 
     do_GET = do_POST = do_PUT = respond
 
@@ -100,13 +107,11 @@ class NodeApiServer:
         self.sign: Callable[[bytes], bytes] = self.key.sign
         self.rewrite: Callable[[str], str] = lambda spec: spec
         self.lock = threading.RLock()
-        self.server = Server(("127.0.0.1", 0), type("BoundHandler", (NodeApiHandler,), {"site": self}))
-        self.address = f"http://127.0.0.1:{self.server.server_address[1]}"
-        threading.Thread(target=self.server.serve_forever, args=(0.05,), daemon=True).start()
+        self._server = ExitStack()
+        self.address = self._server.enter_context(run_server(NodeApiHandler, site=self))
 
     def close(self) -> None:
-        self.server.shutdown()
-        self.server.server_close()
+        self._server.close()
 
     # --- for tests ---
 
@@ -168,8 +173,7 @@ class NodeApiServer:
         self.nodes[f"node-token-{node}"] = node
         self.registered.append(message)
         public = base64.b64encode(self.key.public_key().public_bytes_raw()).decode()
-        reply = protocol.RegisterReply(node=node, token=f"node-token-{node}", public_key=public)
-        return reply.model_dump_json().encode()
+        return dump(protocol.RegisterReply(node=node, token=f"node-token-{node}", public_key=public))
 
     def poll(self, message: protocol.Poll, token: str) -> bytes:
         if token not in self.nodes:
@@ -180,15 +184,14 @@ class NodeApiServer:
         if message.lanes is not None and self.lanes is not None and message.lanes != self.lanes:
             return protocol.PollReply(action="idle", lanes=self.lanes).model_dump_json(exclude_none=True).encode()
         if message.health is not None and message.health.trouble:
-            reply = protocol.PollReply(action="idle", wait_seconds=0.05, reason=message.health.trouble)
-            return reply.model_dump_json().encode()
+            return dump(protocol.PollReply(action="idle", wait_seconds=0.05, reason=message.health.trouble))
         until = time.monotonic() + 0.2
         while time.monotonic() < until:
             with self.lock:
                 if self.queue:
                     return self.lease(self.queue.pop(0), self.nodes[token])
             time.sleep(0.01)
-        return protocol.PollReply(action="idle", wait_seconds=0.05).model_dump_json().encode()
+        return dump(protocol.PollReply(action="idle", wait_seconds=0.05))
 
     def lease(self, spec: protocol.JobSpec, node: int) -> bytes:
         spec = spec.model_copy(update={"node": spec.node or node, "issued_at": time.time()})
@@ -198,11 +201,11 @@ class NodeApiServer:
         lease = protocol.Lease(
             lease=spec.lease, token=held.token, seconds=self.lease_seconds, spec=text, signature=signature
         )
-        return protocol.PollReply(action="job", lease=lease).model_dump_json().encode()
+        return dump(protocol.PollReply(action="job", lease=lease))
 
     def take_heartbeat(self, held: LeaseRecord, content: bytes) -> bytes:
         held.heartbeats.append(protocol.Heartbeat.model_validate_json(content))
-        return held.stop.model_dump_json().encode()
+        return dump(held.stop)
 
     def take_metrics(self, held: LeaseRecord, content: bytes) -> bytes:
         batch = protocol.MetricsBatch.model_validate_json(content)
@@ -212,7 +215,7 @@ class NodeApiServer:
             raise HttpError(409, "A batch is missing.")
         else:
             assert batch == held.metrics[batch.sequence - 1]
-        return protocol.Acknowledgment(received=len(held.metrics)).model_dump_json().encode()
+        return dump(protocol.Acknowledgment(received=len(held.metrics)))
 
     def take_log(self, held: LeaseRecord, content: bytes) -> bytes:
         chunk = protocol.LogChunk.model_validate_json(content)
@@ -221,12 +224,12 @@ class NodeApiServer:
             held.log += chunk.text
         elif chunk.offset > known:
             raise HttpError(409, "A piece is missing.")
-        return protocol.Acknowledgment(received=len(held.log.encode())).model_dump_json().encode()
+        return dump(protocol.Acknowledgment(received=len(held.log.encode())))
 
     def take_blobs(self, held: LeaseRecord, content: bytes) -> bytes:
         have = protocol.BlobQuery.model_validate_json(content)
         wanted = tuple(dict.fromkeys(file.sha256 for file in have.files if file.sha256 not in self.blobs))
-        return protocol.MissingBlobs(sha256=wanted).model_dump_json().encode()
+        return dump(protocol.MissingBlobs(sha256=wanted))
 
     def take_checkpoints(self, held: LeaseRecord, content: bytes) -> bytes:
         checkpoint = protocol.CheckpointUploaded.model_validate_json(content).checkpoint

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
-
 from trainer.data.dataset import Dataset
 from trainer.swarm.config import SwarmConfig
 from trainer.swarm.data import Batches
@@ -74,13 +72,6 @@ def train_stages(stages: list[Stage], batches: Batches, steps: int) -> Iterator[
             nats, count = nats + records[-1].nats, count + records[-1].count
         apply_update(stages, step)
         yield nats / count
-
-
-class RepeatedStep(Batches):
-    """The first step's rows in every step: a model that can learn memorizes them."""
-
-    def get_sample_ids(self, step: int, micro_batch: int) -> np.ndarray:
-        return super().get_sample_ids(0, micro_batch)
 
 
 def build_stages(config: SwarmConfig, **settings: Any) -> list[Stage]:

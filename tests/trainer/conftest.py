@@ -59,3 +59,21 @@ def tiny_run(dataset_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     flags = ["--dataset", str(dataset_folder), "--out", str(out), "--budget", "30steps", *TINY]
     assert main([*flags, "--checkpoint-every", "10steps"]) == 0
     return out
+
+
+@pytest.fixture
+def refuse(capfd: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Run `dailytrain` with words that it must refuse with exit code 2 in one line, which is returned."""
+    from trainer.cli.main import main
+
+    def run(*words: Any) -> str:
+        capfd.readouterr()
+        try:
+            code: Any = main([*map(str, words)])
+        except SystemExit as ended:
+            code = ended.code
+        output, error = capfd.readouterr()
+        assert (code, output, error.count("\n")) == (2, "", 1), error
+        return error
+
+    return run

@@ -15,7 +15,6 @@ import pytest
 from tests.support.fork_server import ForkServer, select_start_variables
 from tests.support.paths import REPOSITORY
 from tests.support.waits import wait_until
-from trainer.sandbox import Mount, ResourceLimits, SandboxSpec, get_driver
 
 pytestmark = pytest.mark.processes
 
@@ -92,21 +91,6 @@ def test_forked_process_ends_as_its_module_does(release: Path, name: str) -> Non
         "says_why": ["no reason"], "fails": ["ValueError: failed"], "is_interrupted": ["KeyboardInterrupt"],
     }.get(name, [])  # fmt: skip
     assert done.stdout == ("at exit\n" if name == "fails" else "")
-
-
-@pytest.mark.usefixtures("forked_python")
-def test_sandbox_of_a_forked_process_kills_it_at_its_limit(
-    release: Path, tmp_path: Path, fork_server: ForkServer
-) -> None:
-    limits = ResourceLimits(wall_seconds=2, memory_bytes=2**40, disk_bytes=2**30, processes=8)
-    command = [sys.executable, "-s", "-P", "-m", "trainer.wait"]
-    environment = select_start_variables(os.environ) | {"PYTHONPATH": str(release)}
-    spec = SandboxSpec(command, environment, [Mount(tmp_path, writable=True)], tmp_path, limits)
-    process = get_driver("none").start(spec, subprocess.DEVNULL, subprocess.DEVNULL)
-    assert fork_server.list_forked() == [process.pid]
-    assert process.wait() == 128 + signal.SIGKILL
-    assert process.limit_error == "It ran longer than 2 seconds."
-    assert not psutil.pid_exists(process.pid)
 
 
 CLIENT = """

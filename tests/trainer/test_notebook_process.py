@@ -53,14 +53,10 @@ def test_failing_cell_is_named_and_earlier_cells_are_kept(tmp_path: Path) -> Non
     assert not (tmp_path / "result.json").exists()
 
 
-@pytest.mark.parametrize("text", ["{", '{"cells": 7}'])
-def test_invalid_notebook_is_reported(text: str, tmp_path: Path) -> None:
-    assert run(tmp_path, text=text) == 3
-    assert json.loads((tmp_path / "failure.json").read_text())["reason"].startswith(
-        "This is not a notebook that Jupyter"
-    )
-
-
-def test_dead_kernel_is_reported(tmp_path: Path) -> None:
-    assert run(tmp_path, "import os; os._exit(1)") == 3
-    assert json.loads((tmp_path / "failure.json").read_text())["reason"].startswith("The notebook's process died")
+def test_invalid_notebook_and_dead_kernel_are_reported(tmp_path: Path) -> None:
+    for cells, text, reason in (
+        ((), '{"cells": 7}', "This is not a notebook that Jupyter"),
+        (("import os; os._exit(1)",), None, "The notebook's process died"),
+    ):
+        assert run(tmp_path, *cells, text=text) == 3
+        assert json.loads((tmp_path / "failure.json").read_text())["reason"].startswith(reason)

@@ -88,6 +88,9 @@ class BubblewrapProcess(SandboxProcess):
             with os.fdopen(reading, "rb") as pipe:
                 self._open_init(pipe.read())
         except OSError as error:  # such as too many open files: nothing may run that cannot be ended
+            if self._init is not None:  # it may not be tied to its parent's life yet
+                with suppress(ProcessLookupError):
+                    os.kill(self._init, signal.SIGKILL)
             popen.kill()
             popen.wait()
             self._remove_group()

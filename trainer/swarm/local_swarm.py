@@ -85,7 +85,6 @@ class LocalSwarm:
     """Maps a process's port to the port that others should dial, for simulated links."""
     undialable: Collection[str] = ()
     """Workers without a port: reachable over their own connections, or through the coordinator."""
-    modules: dict[str, str] = field(default_factory=dict)  # Modules that run instead of `WORKER_MODULE`, by worker
     kills: int = 0
     workers: list[WorkerProcess] = field(default_factory=list)
     coordinator: BaseProcess | None = None
@@ -147,8 +146,7 @@ class LocalSwarm:
         flags = ["--coordinator", self.wait_for_address(), "--home", self.base / name, "--name", name]
         flags += ["--preferred-stage", stage] if stage is not None else []
         flags += self.build_network_flags(name)
-        module = self.modules.get(name, WORKER_MODULE)
-        process = self.start_process(name, module, flags, self.plan.workers.get(name, ()))
+        process = self.start_process(name, WORKER_MODULE, flags, self.plan.workers.get(name, ()))
         self.workers.append(WorkerProcess(process, name, stage))
         return self.workers[-1]
 

@@ -38,7 +38,7 @@ STATUS_SECONDS = 1.0
 METRICS_SECONDS = 10.0
 
 
-async def run_worker(args: argparse.Namespace, worker_type: type[Worker] = Worker) -> str:
+async def run_worker(args: argparse.Namespace) -> str:
     """Serve until the run is over, and return why it ended."""
     if args.order is not None:
         order = WorkerOrder.model_validate_json(args.order.read_bytes())
@@ -52,7 +52,7 @@ async def run_worker(args: argparse.Namespace, worker_type: type[Worker] = Worke
     relays = coordinator if args.behind_nat else ()
     await transport.start(host, int(port), args.announce, listen=not args.behind_nat, relays=relays)
     faults, device = FaultInjector.from_json(args.faults), select_device(args.device, devices=1)
-    worker = worker_type(transport, coordinator, hello, faults, device)
+    worker = Worker(transport, coordinator, hello, faults, device)
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, worker.leave)
     try:
@@ -128,12 +128,12 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def main(argv: Sequence[str] | None = None, worker_type: type[Worker] = Worker) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
     logging.basicConfig(format="%(asctime)s %(message)s", level=logging.INFO)
     keep_freed_memory(single_arena=True)
     try:
-        print(asyncio.run(run_worker(args, worker_type)))  # noqa: T201
+        print(asyncio.run(run_worker(args)))  # noqa: T201
     except (UserError, OSError, PeerUnreachableError) as error:
         print(error, file=sys.stderr)  # noqa: T201
         return 2

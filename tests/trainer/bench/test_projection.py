@@ -2,57 +2,29 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
-import math
 from pathlib import Path
 
 import pytest
 
 from benchmarks import projection
-from benchmarks.projection import Input
 from tests.support.paths import REPOSITORY
 
-EXACT = Input("exact", 1.0, 1.0, 1.0, "")
+
+def test_pages_have_the_tables_of_the_script() -> None:
+    recipe = projection.read_recipe(projection.PEERS)
+    for page, table in (
+        ("docs/explanation/projection.md", projection.format_projections(recipe)),
+        ("benchmarks/results/projection.md", projection.format_inputs(recipe)),
+    ):
+        assert table in (REPOSITORY / page).read_text(), "run `python -m benchmarks.projection` and replace the table"
 
 
-def test_page_has_the_table_of_the_script() -> None:
-    table = projection.format_projections(projection.read_recipe(projection.PEERS))
-    page = REPOSITORY / "docs/explanation/projection.md"
-    assert table in page.read_text(), "run `python -m benchmarks.projection` and replace the table"
-
-
-def test_results_have_the_inputs_of_the_script() -> None:
-    table = projection.format_inputs(projection.read_recipe(projection.PEERS))
-    page = REPOSITORY / "benchmarks/results/projection.md"
-    assert table in page.read_text(), "run `python -m benchmarks.projection` and replace the table"
-
-
-def test_flops_per_token_equal_nanochats_record() -> None:
+def test_flops_and_hours_equal_nanochats_record() -> None:
     """123,000 tokens/s at 59 % of 989e12 FLOP/s."""
-    assert projection.count_flops_per_token(24) == pytest.approx(0.59 * 989e12 / 123_000, rel=0.02)
-
-
-def test_record_run_has_no_gain_and_penalty_is_least_at_best_size() -> None:
-    assert projection.compute_log_gain(24, projection.RECORD_FLOPS, 1.0) == pytest.approx(0)
-    best = projection.count_scaling_parameters(24) * 12 * projection.count_flops_per_token(24)
-    assert projection.compute_size_penalty(24, best) == pytest.approx(0, abs=1e-9)
-    assert projection.compute_size_penalty(20, best) > projection.compute_size_penalty(22, best) > 0
-
-
-def test_hours_at_nanochats_speed_are_nanochats() -> None:
-    flops_per_hour = 123_000 * projection.count_flops_per_token(24) * 3600
-    assert projection.find_hours(24, flops_per_hour, 1.0) == pytest.approx(13.2, rel=0.02)
-
-
-def test_project_doubles_compute_halves_hours() -> None:
-    speed = Input("speed", 100_000, 100_000, 100_000, "")
-    plain = projection.Configuration("plain", 24, speed)
-    double = dataclasses.replace(plain, factors=(Input("twice", 2.0, 2.0, 2.0, ""),))
-    one, two = (projection.project(each, EXACT) for each in (plain, double))
-    assert one.hours[0] / two.hours[0] == pytest.approx(2, rel=0.1)  # a shorter run suits the size less
-    assert one.bits_per_byte[0] - two.bits_per_byte[0] == pytest.approx(0.034 * math.log(2))
-    assert one.core[1] < one.core[0] < one.core[2]
+    flops = projection.count_flops_per_token(24)
+    assert flops == pytest.approx(0.59 * 989e12 / 123_000, rel=0.02)
+    assert projection.find_hours(24, 123_000 * flops * 3600, 1.0) == pytest.approx(13.2, rel=0.02)
 
 
 def test_read_recipe_takes_largest_measured_size(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from torch import Tensor
 
 from trainer.cli import chat
 from trainer.cli.chat import Conversation, InterruptHandler, stop_at
-from trainer.cli.main import main
 from trainer.data.tokenizer import Tokenizer, load_tokenizer
 from trainer.inference.sampling import Sampler
 from trainer.models.base import LanguageModel
@@ -52,19 +50,16 @@ def build_conversation(tokenizer: Tokenizer, says: str) -> Conversation:
     return Conversation(model, tokenizer, 64, Sampler())
 
 
-def test_answer_ends_at_users_next_line(tokenizer: Tokenizer) -> None:
+def test_answer_ends_at_users_next_line_and_each_token_is_read_once(tokenizer: Tokenizer) -> None:
     conversation = build_conversation(tokenizer, " I do.\nUser:")
     assert "".join(conversation.generate_answer("Who sees the cat?", 50)) == " I do."
     assert "".join(conversation.generate_answer("Who else?", 50)) == " I do."
     expected = "User: Who sees the cat?\nAssistant: I do.\nUser: Who else?\nAssistant: I do.\nUser:"
     assert tokenizer.decode(conversation.generator.text) == expected
-
-
-def test_conversation_reads_each_token_once(tokenizer: Tokenizer) -> None:
-    conversation = build_conversation(tokenizer, " the king finds")
-    "".join(conversation.generate_answer("a", 3))
-    "".join(conversation.generate_answer("b", 3))
-    assert conversation.model.read == conversation.generator.text[:-1]
+    assert conversation.model.read == conversation.generator.text[: len(conversation.model.read)]
+    conversation.reset()
+    "".join(conversation.generate_answer("me", 1))
+    assert tokenizer.decode(conversation.generator.text).startswith("User: me\nAssistant:")
 
 
 def test_interrupted_answer_stays_in_transcript(tokenizer: Tokenizer) -> None:
@@ -76,24 +71,12 @@ def test_interrupted_answer_stays_in_transcript(tokenizer: Tokenizer) -> None:
     assert f"Assistant:{shown_answer}\nUser: Again\n" in tokenizer.decode(conversation.generator.text)
 
 
-def test_reset_clears_transcript(tokenizer: Tokenizer) -> None:
-    conversation = build_conversation(tokenizer, " yes")
-    "".join(conversation.generate_answer("Remember", 5))
-    conversation.reset()
-    "".join(conversation.generate_answer("me", 1))
-    assert tokenizer.decode(conversation.generator.text).startswith("User: me\nAssistant:")
-
-
-def split_characters(text: str) -> Iterator[str]:
-    yield from text
-
-
 @pytest.mark.parametrize(
     ("text", "shown"), [("one\nUser: two", "one"), ("a\nUse", "a\nUse"), ("\n\nUser:", "\n"), ("\nUs\nUser:", "\nUs")]
 )
 def test_stop_at_hides_only_stop_word(text: str, shown: str) -> None:
-    assert "".join(stop_at("\nUser:", split_characters(text))) == shown
-    assert "".join(stop_at("\nUser:", [text])) == shown
+    assert "".join(stop_at("\nUser:", iter(text))) == shown
+    assert "".join(stop_at("\nUser:", iter([text]))) == shown
 
 
 def test_ctrl_c_ends_answer_then_program() -> None:
@@ -124,10 +107,3 @@ def test_chat_through_pipe_keeps_state(
     assert len(both) > len(alone)
     assert say("The cat sees", "/reset", "", "The cat sees", "/quit", "never read") == 2 * alone
     assert say("/help") == ""
-
-
-def test_chat_without_run_prints_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["chat", str(tmp_path)]) == 2
-    out, err = capsys.readouterr()
-    assert (out, err.count("\n")) == ("", 1)
-    assert "has no complete checkpoint" in err

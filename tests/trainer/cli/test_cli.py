@@ -8,12 +8,13 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.support.tiny import TINY
-from trainer.cli import arch, sample
+from trainer.cli import sample
 from trainer.cli.main import COMMANDS, main
 
 pytestmark = pytest.mark.processes
@@ -31,12 +32,8 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize("arguments", [["trian"], ["rephrase", "jion"], ["swarm", "jion"]])
-def test_unknown_command_prints_one_line(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as stop:
-        main(arguments)
-    out, err = capsys.readouterr()
-    assert (stop.value.code, out, err.count("\n")) == (2, "", 1)
-    assert f"invalid choice: '{arguments[-1]}'" in err
+def test_unknown_command_prints_one_line(arguments: list[str], refuse: Callable[..., str]) -> None:
+    assert f"invalid choice: '{arguments[-1]}'" in refuse(*arguments)
 
 
 @pytest.mark.parametrize("name", [*COMMANDS, "swarm join", "rephrase join", "rephrase check", "rephrase calibrate"])
@@ -47,16 +44,30 @@ def test_command_help_prints_usage(name: str, capsys: pytest.CaptureFixture[str]
     assert capsys.readouterr().out.startswith(f"usage: dailytrain {name} ")
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["nothing"], ["node", "--help"]])
-def test_light_commands_import_no_torch(arguments: list[str]) -> None:
-    """The node starts at once, on machines without torch."""
-    heavy = {"torch", "lightning_fabric", "numpy", "django", *(() if "node" in arguments else ("pydantic", "rich"))}
-    code = (
-        "import sys; from trainer.cli.main import main\n"
-        f"try: main({arguments})\n"
-        f"except SystemExit: sys.exit(bool({heavy} & set(sys.modules)))"
-    )
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
+IMPORTS = """
+import sys
+from trainer.cli.main import main
+for arguments, heavy in (
+    (["--help"], {"torch", "numpy", "django", "pydantic", "rich"}),
+    (["nothing"], {"torch", "numpy", "django", "pydantic", "rich"}),
+    (["node", "--help"], {"torch", "numpy", "django"}),
+):
+    try:
+        main(arguments)
+    except SystemExit:
+        assert not heavy & set(sys.modules), heavy & set(sys.modules)
+import trainer.node.agent, trainer.node.identity, trainer.node.slot_loops
+heavy = {"torch", "django", "lightning_fabric", "numpy", "transformers", "pynvml"} & set(sys.modules)
+assert not heavy, heavy
+import trainer.cli.multiplier
+heavy = {"torch", "django", "scipy.stats"} & set(sys.modules)
+assert not heavy, heavy
+"""
+
+
+def test_light_commands_and_the_agent_import_no_torch() -> None:
+    """They start at once, also on machines without torch."""
+    subprocess.run([sys.executable, "-c", IMPORTS], stdout=subprocess.DEVNULL, check=True)
 
 
 def test_missing_package_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -70,37 +81,25 @@ def test_missing_package_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytes
 
 
 def test_arch_list_prints_architectures(capsys: pytest.CaptureFixture[str]) -> None:
-    assert arch.main(["list"]) == 0
-    listed = dict(line.split()[:2] for line in capsys.readouterr().out.splitlines())
-    assert listed == {
-        "gpt": "11,534,650",
-        "nanogpt": "5,322,240",
-        "litgpt": "3,287,040",
-        "smear": "11,534,633",
-        "rwkv5": "7,617,536",
-        "moe": "14,688,602",
-    }
-
-
-def test_arch_list_prints_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["arch", "list", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
     assert [row["name"] for row in rows] == ["gpt", "nanogpt", "litgpt", "smear", "rwkv5", "moe"]
-    assert all(row["description"] and row["parameters"] > 1e6 for row in rows)
+    assert all(row["description"] for row in rows)
+    assert main(["arch", "list"]) == 0
+    listed = dict(line.split()[:2] for line in capsys.readouterr().out.splitlines())
+    assert listed == {row["name"]: f"{row['parameters']:,}" for row in rows}
+    assert (listed["gpt"], listed["rwkv5"]) == ("11,534,650", "7,617,536")
 
 
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
         (["--corpus", "files:/absent/*.txt"], "/absent"),
-        (["--corpus", "fineweb"], "fineweb"),
         (["--arch", "gtp"], "there is no architecture 'gtp'; the known ones are gpt, nanogpt, litgpt, smear, rwkv5"),
-        (["--budget", "0s"], "impossible"),
         (["--budget", "a while"], "impossible budget 'a while'"),
         (["--budget", "100tokens", "--dataset", "DATASET"], "one step is"),
         (["--model.dept", "3", "--dataset", "DATASET"], "gpt has no option 'dept'; it has backout, depth"),
         (["--model.width", "big", "--dataset", "DATASET"], "model.width cannot be 'big': it is of type int"),
-        (["--model.softcap", "true", "--dataset", "DATASET"], "model.softcap cannot be True: it is of type float"),
         (["--model.heads", "3", "--dataset", "DATASET"], "must be an even multiple"),
         (["--dataset", "absent"], "absent is not a dataset"),
         (["--tokenizer", "words", "--corpus", "CORPUS"], "'words' is not a tokenizer"),
@@ -116,7 +115,7 @@ def test_bad_input_to_train_prints_one_line(
     corpus_folder: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
+    refuse: Callable[..., str],
 ) -> None:
     monkeypatch.setenv("DAILYTRAIN_CACHE", str(tmp_path / "cache"))
     places = {"DATASET": str(dataset_folder), "CORPUS": f"files:{corpus_folder}/*.txt"}
@@ -126,26 +125,17 @@ def test_bad_input_to_train_prints_one_line(
         import torch
 
         monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert main(["train", "--out", str(tmp_path / "run"), *(places.get(flag, flag) for flag in flags)]) == 2
-    out, err = capfd.readouterr()
-    assert out == ""
-    assert err.count("\n") == 1, err
-    assert sentence in err
+    assert sentence in refuse("train", "--out", tmp_path / "run", *(places.get(flag, flag) for flag in flags))
 
 
-def test_damaged_checkpoint_prints_one_line(tiny_run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    run = Path(shutil.copytree(tiny_run, tmp_path / "run"))
-    (run / "checkpoints/step-00000030/model.safetensors").write_bytes(b"nothing")
-    assert main(["sample", str(run)]) == 2
-    out, err = capfd.readouterr()
-    assert (out, err.count("\n")) == ("", 1)
-    assert "model.safetensors is damaged" in err
-
-
-def test_resume_from_damaged_checkpoint_prints_one_line(
-    tiny_run: Path, dataset_folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+def test_damaged_checkpoint_prints_one_line(
+    tiny_run: Path, dataset_folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], refuse: Callable[..., str]
 ) -> None:
     run = Path(shutil.copytree(tiny_run, tmp_path / "run"))
+    (run / "checkpoints/step-00000030/model.safetensors").write_bytes(b"nothing")
+    assert "model.safetensors is damaged" in refuse("sample", run)
+    assert "absent" in refuse("sample", tmp_path / "absent")
+    assert "has no complete checkpoint" in refuse("chat", tmp_path)
     shutil.rmtree(run / "checkpoints/step-00000030")
     (run / "checkpoints/step-00000020/optimizer.pt").write_bytes(b"nothing")
     assert main(["train", "--dataset", str(dataset_folder), "--out", str(run), "--budget", "30steps", *TINY]) == 2
@@ -162,12 +152,6 @@ def test_sample_is_reproducible_and_starts_with_prompt(tiny_run: Path, capsys: p
     assert capsys.readouterr().out == first
     assert first.startswith("The cat")
     assert len(first) > len("The cat\n")
-
-
-@pytest.mark.parametrize("folder", ["absent", "."])
-def test_folder_without_run_prints_one_line(folder: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    assert main(["sample", str(tmp_path / folder)]) == 2
-    assert capfd.readouterr().err.count("\n") == 1
 
 
 def test_train_prepares_corpus(corpus_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -66,19 +66,8 @@ def test_drawn_file_is_scored_as_the_first_tokens_of_the_draw(dataset, tmp_path,
     assert not np.array_equal(public[0].tokens, scored[0].tokens)
 
 
-def test_shards_of_training_hold_no_reserved_document(dataset):
-    reserved = {document.text for document in iterate_test_documents(dataset)}
-    for split in ("train", "dev"):
-        tokens = np.concatenate([shard[0 : len(shard)] for shard in dataset.open_shards(split)])
-        parts = np.split(tokens, np.flatnonzero(tokens == dataset.tokenizer.end_of_text))[1:]
-        texts = {dataset.tokenizer.decode(part[1:].tolist()) for part in parts}
-        assert len(texts) == dataset.manifest["splits"][split]["documents"]
-        assert not texts & reserved
-
-
 @pytest.mark.parametrize("content", ["short", "g" * 64, ""])
-def test_file_without_a_secret_is_refused_in_one_line(dataset, tmp_path, capsys, content):
+def test_file_without_a_secret_is_refused_in_one_line(dataset, tmp_path, refuse, content):
     (tmp_path / "secret").write_text(content)
     options = ["--secret", str(tmp_path / "secret"), "--out", str(tmp_path / "test.jsonl")]
-    assert main(["draw", str(dataset.folder), *options]) == 2
-    assert "holds no secret of a season" in capsys.readouterr().err
+    assert "holds no secret of a season" in refuse("draw", dataset.folder, *options)

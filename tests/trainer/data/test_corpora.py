@@ -1,42 +1,155 @@
+"""The list of corpora, and those of this installation's Python: documentation, library, two packages."""
+
 from __future__ import annotations
 
 import re
+import shutil
+import sys
+import sysconfig
+import tomllib
+from importlib import metadata
+from pathlib import Path
 
 import pytest
 
+from tests.support.paths import REPOSITORY
 from trainer.cli.prepare import main
-from trainer.data.corpora import KINDS, describe_corpora, find_corpus
+from trainer.data.corpora import (
+    KINDS,
+    Document,
+    describe_corpora,
+    find_corpus,
+    open_corpus,
+    python_docs,
+    python_library,
+    python_packages,
+)
 from trainer.data.corpora.finephrase import get_rephrased_text
-
-HUB = ("climbmix", "dclm-baseline", "finephrase", "fineweb-edu")
-
-
-def test_every_corpus_has_license_size_and_source() -> None:
-    described = describe_corpora()
-    assert set(described) == set(KINDS)
-    assert all(info.license and info.size and info.source for info in described.values())
-    assert "not for commercial use" in described["climbmix"].license
+from trainer.errors import CorpusError
+from trainer.protocol.files import hash_file
 
 
-@pytest.mark.parametrize("name", HUB)
-def test_corpus_of_hub_is_pinned_to_a_revision(name: str) -> None:
-    assert re.fullmatch("[0-9a-f]{40}", str(find_corpus(name).fingerprint()["revision"]))
+def test_list_prints_every_corpus_with_its_license(capsys: pytest.CaptureFixture[str]) -> None:
+    assert set(describe_corpora()) == set(KINDS)
+    assert all(info.license and info.size and info.source for info in describe_corpora().values())
+    assert main(["--list"]) == 0
+    printed = capsys.readouterr().out
+    assert all(f"{name}\n" in printed for name in KINDS)
+    assert "CC BY-NC 4.0" in printed
 
 
-def test_parts_of_a_corpus_have_different_fingerprints() -> None:
+def test_corpora_of_the_hub_are_pinned_and_their_parts_differ() -> None:
+    for name in ("climbmix", "dclm-baseline", "finephrase", "fineweb-edu"):
+        assert re.fullmatch("[0-9a-f]{40}", str(find_corpus(name).fingerprint()["revision"]))
     small, large = (find_corpus(f"fineweb-edu:sample-{size}").fingerprint() for size in ("10BT", "100BT"))
     assert small != large
     assert find_corpus("fineweb-edu").fingerprint() == small
-
-
-def test_finephrase_text_is_the_rephrased_one() -> None:
     record = {"id": "a", "text": "the page", "rollout_results": [{"text": "the rephrased page"}]}
     assert get_rephrased_text(record) == "the rephrased page"
     assert get_rephrased_text({"rollout_results": []}) == ""
 
 
-def test_list_prints_every_corpus(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--list"]) == 0
-    printed = capsys.readouterr().out
-    assert all(f"{name}\n" in printed for name in KINDS)
-    assert "CC BY-NC 4.0" in printed
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("wikipedia", "files, finephrase, fineweb-edu, python-docs"),
+        ("fineweb-edu:sample-1T", "no corpus fineweb-edu:sample-1T; known: .*fineweb-edu:sample-100BT"),
+        ("slimpajama:main", "OWNER/NAME@REVISION"),
+        ("python-docs:tutorial", "python-docs takes no argument"),
+        ("python-library:3.12", "takes no argument"),
+        ("python-packages:3.12", "takes no argument"),
+    ],
+)
+def test_unknown_corpus_or_part_is_rejected_with_the_known(name: str, reason: str) -> None:
+    with pytest.raises(CorpusError, match=reason):
+        open_corpus(name)
+
+
+DOCS_SHA256 = "dd38bc8716dbc85510b1603272e63eed4a04cb4cc9b4b23990c3d9edf10e01eb"
+
+
+def test_python_docs_are_small_and_have_the_same_hash_on_every_machine() -> None:
+    assert find_corpus("python-docs").fingerprint() == {"files": [["python_docs.jsonl.xz", DOCS_SHA256]]}
+    assert hash_file(python_docs.FILE) == DOCS_SHA256
+    text = "".join(document.text for document in open_corpus("python-docs"))
+    assert "Whetting Your Appetite" in text
+    assert 4_000_000 < len(text.encode()) < 5_000_000
+    assert python_docs.FILE.stat().st_size < 1_500_000
+    assert python_docs.FILE.is_relative_to(REPOSITORY / "trainer"), "it is part of the package"
+
+
+@pytest.fixture(scope="module")
+def library() -> list[Document]:
+    return list(open_corpus("python-library"))
+
+
+def test_library_has_reference_builtins_and_sources_mixed(library: list[Document]) -> None:
+    found = {document.id: document.text for document in library}
+    assert sum(len(text) for text in found.values()) > 6_000_000
+    assert 'The "for" statement' in found["topic/for"]
+    assert "str.casefold" in found["builtin/str"]
+    assert found["json/decoder.py"] == Path(sysconfig.get_path("stdlib"), "json/decoder.py").read_text()
+    first = {document.id.split("/")[0] for document in library[: len(library) // 4]}
+    assert {"topic", "builtin", "asyncio", "email"} <= first
+
+
+def test_library_has_nothing_of_this_installation(library: list[Document]) -> None:
+    for document in library:
+        assert not document.id.startswith("/")
+        assert sys.prefix not in document.text
+        assert not {"site-packages", "test", "tests", "tkinter", "idlelib"}.intersection(document.id.split("/"))
+
+
+def test_library_fingerprint_ignores_location_times_and_installed_files(tmp_path: Path) -> None:
+    library = Path(sysconfig.get_path("stdlib"))
+    for name in ("os.py", "json", "pydoc_data"):
+        copy = shutil.copytree if (library / name).is_dir() else shutil.copyfile
+        copy(library / name, tmp_path / name)
+    before = python_library._compute_fingerprint(tmp_path), list(python_library._iterate_documents(tmp_path))
+    for name in ("site-packages/rich/x.py", "json/__pycache__/x.py", "json/tests/x.py", "turtle.py", "mine.py"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("added = True\n")
+    (tmp_path / "os.py").touch()
+    assert before == (python_library._compute_fingerprint(tmp_path), list(python_library._iterate_documents(tmp_path)))
+    (tmp_path / "json" / "decoder.py").write_text("patched = True\n")
+    assert before[0] != python_library._compute_fingerprint(tmp_path)
+
+
+def test_python_without_library_folder_is_rejected(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path))
+    with pytest.raises(CorpusError, match="needs a Python with its standard library"):
+        open_corpus("python-library")
+
+
+def test_packages_have_the_pinned_text_mixed_without_tests_and_tables() -> None:
+    corpus = find_corpus("python-packages")
+    assert corpus.fingerprint() == {"sha256": python_packages.SHA256}
+    found = {document.id: document.text for document in corpus.documents()}
+    assert sum(len(text) for text in found.values()) > 18_000_000
+    assert "Dijkstra" in found["networkx/algorithms/shortest_paths/weighted.py"]
+    assert not any({"tests", "benchmarks", "_antlr"}.intersection(name.split("/")) for name in found)
+    assert {name.split("/")[0] for name in list(found)[:60]} == {"networkx", "sympy"}
+
+
+def test_package_versions_are_those_of_a_checkout() -> None:
+    pinned = {f"{name}=={version}" for name, version in python_packages.PACKAGES.items()}
+    groups = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["dependency-groups"]
+    assert pinned <= set(groups["dev"])
+    assert pinned <= set((REPOSITORY / "requirements.lock").read_text().split())
+
+
+def test_changed_file_or_other_version_of_a_package_is_refused_with_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = Path(str(metadata.distribution("networkx").locate_file("")))
+    for name in ("networkx", "networkx-3.6.1.dist-info"):
+        shutil.copytree(site / name, tmp_path / name)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert find_corpus("python-packages").fingerprint() == {"sha256": python_packages.SHA256}
+    (tmp_path / "networkx" / "convert.py").write_text("patched = True\n")
+    with pytest.raises(CorpusError, match=r"changed .*: pip install networkx==3\.6\.1 sympy==1\.14\.0"):
+        find_corpus("python-packages").fingerprint()
+    about = tmp_path / "networkx-3.6.1.dist-info" / "METADATA"
+    about.write_text(about.read_text().replace("Version: 3.6.1", "Version: 3.6"))
+    with pytest.raises(CorpusError, match=r"networkx 3\.6 is installed: pip install"):
+        find_corpus("python-packages")

@@ -1,23 +1,36 @@
+"""Datasets: exact splits, reuse, resumed preparations and damaged files."""
+
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import random
 import resource
-import signal
+import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from tests.support.paths import REPOSITORY
+from tests.support.tiny import TINY
 from tests.support.waits import WAIT_SECONDS
-from trainer.data import shards, tokenization
-from trainer.data.corpora import open_corpus
+from trainer.data import dataset, preparation, shards, tokenization
+from trainer.data.corpora import Document, open_corpus
 from trainer.data.dataset import Dataset, get_cache_folder, iterate_test_documents, prepare_dataset
-from trainer.errors import CorpusError, DatasetError
+from trainer.data.loader import build_loader
+from trainer.data.splits import DEV, LONG_FRACTION, TEST, TRAIN, assign_splits, cut_document
+from trainer.data.spool import Spool, SpoolWriter
+from trainer.errors import CorpusError, DamagedDatasetError, DatasetError
 
 pytestmark = pytest.mark.processes
 
@@ -25,14 +38,8 @@ LIMIT = 150_000
 SCRIPT = """
 import sys
 from trainer.data.dataset import prepare_dataset
-print(prepare_dataset("python-library", sys.argv[1], sys.argv[2] or None, int(sys.argv[3])).hash)
+print(prepare_dataset("python-library", "bpe:512", limit_bytes=int(sys.argv[1])).hash)
 """
-
-
-def start_preparation(tokenizer: str, folder: Path | str, limit: int, cache: Path) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", SCRIPT, tokenizer, str(folder), str(limit)]
-    environment = {**os.environ, "DAILYTRAIN_CACHE": str(cache)}
-    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 @pytest.fixture(autouse=True)
@@ -95,7 +102,9 @@ def test_manifest_counts_match_files(prepared: Dataset) -> None:
     prepared.verify()
 
 
-def test_hash_depends_on_content_not_on_location(books: Path, tmp_path: Path, cache: Path) -> None:
+def test_hash_depends_on_content_not_on_location(
+    books: Path, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first = prepare_dataset(f"files:{books}", "bpe:300", tmp_path / "first")
     moved = books.rename(tmp_path / "moved")
     second = prepare_dataset(f"files:{moved}/*.txt", "bpe:300")
@@ -103,6 +112,13 @@ def test_hash_depends_on_content_not_on_location(books: Path, tmp_path: Path, ca
     assert second.folder.parent == cache / "datasets" == get_cache_folder()
     assert str(tmp_path) not in json.dumps(second.manifest["splits"])
     assert prepare_dataset(f"files:{moved}", "bpe:301").hash != first.hash
+    path, times = moved / "07.txt", (moved / "07.txt").stat()
+    path.write_text(path.read_text().replace("Book 7", "Buch 7"))
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+    changed = prepare_dataset(f"files:{moved}", "bpe:300")
+    assert changed.hash != first.hash
+    monkeypatch.setattr("trainer.data.dataset.PREPARATION_VERSION", 0)
+    assert prepare_dataset(f"files:{moved}", "bpe:300").folder != changed.folder
 
 
 def test_repeated_request_reuses_dataset(books: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -117,34 +133,6 @@ def test_repeated_request_reuses_dataset(books: Path, monkeypatch: pytest.Monkey
     assert [dataset.folder for dataset in prepared] == [dataset.folder for dataset in again]
 
 
-def test_preparation_without_processor_affinity_succeeds(books: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on macOS."""
-    monkeypatch.setattr(tokenization, "PARALLEL_TEXT", 0)
-    monkeypatch.delattr(os, "sched_getaffinity")
-    prepare_dataset(f"files:{books}", "bpe:300").verify()
-
-
-def test_dataset_of_another_preparation_is_not_reused(books: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = prepare_dataset(f"files:{books}", "bpe:300")
-    monkeypatch.setattr("trainer.data.dataset.PREPARATION_VERSION", 0)
-    assert prepare_dataset(f"files:{books}", "bpe:300").folder != before.folder
-
-
-def test_changed_file_gives_another_dataset(books: Path) -> None:
-    before = prepare_dataset(f"files:{books}", "bpe:300")
-    path, times = books / "07.txt", (books / "07.txt").stat()
-    path.write_text(path.read_text().replace("Book 7", "Buch 7"))
-    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
-    after = prepare_dataset(f"files:{books}", "bpe:300")
-    assert after.hash != before.hash
-    assert after.folder != before.folder
-
-
-def test_existing_tokenizer_is_used_unchanged(prepared: Dataset, books: Path) -> None:
-    dataset = prepare_dataset(f"files:{books}", str(prepared.folder / "tokenizer.json"))
-    assert dataset.tokenizer.sha256 == prepared.tokenizer.sha256
-
-
 def test_folder_with_other_files_is_not_overwritten(books: Path, prepared: Dataset, tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("years of work")
@@ -153,34 +141,36 @@ def test_folder_with_other_files_is_not_overwritten(books: Path, prepared: Datas
     with pytest.raises(DatasetError, match=r"holds another dataset \(python-library\)"):
         prepare_dataset(f"files:{books}", "bpe:300", prepared.folder)
     assert (tmp_path / "mine" / "thesis.txt").read_text() == "years of work"
-
-
-def test_empty_folder_is_filled_without_leftovers(books: Path, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
-    prepare_dataset(f"files:{books}", "bpe:300", tmp_path / "out")
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {
-        "manifest.json", "tokenizer.json", "train", "dev", "test",
-    }  # fmt: skip
-    assert {path.name for path in tmp_path.iterdir()} == {"books", "out"}
+    dataset = prepare_dataset(f"files:{books}", str(prepared.folder / "tokenizer.json"), tmp_path / "out")
+    assert dataset.tokenizer.sha256 == prepared.tokenizer.sha256
+    names = {"manifest.json", "tokenizer.json", "train", "dev", "test"}
+    assert {path.name for path in (tmp_path / "out").iterdir()} == names, "an empty folder is filled"
+    assert {path.name for path in tmp_path.iterdir()} == {"books", "mine", "out"}
 
 
-@pytest.mark.parametrize("text", ["", "too short", "again and again\n" * 4000])
-def test_unsplittable_corpus_raises_one_line(tmp_path: Path, text: str) -> None:
-    (tmp_path / "a.txt").write_text(text)
-    with pytest.raises(DatasetError, match=r"at least 8192 bytes of text; this corpus has \d|repeats itself") as caught:
-        prepare_dataset(f"files:{tmp_path}/a.txt", "bpe:300")
+@pytest.mark.parametrize(
+    ("name", "text", "reason"),
+    [
+        ("a.txt", "", r"at least 8192 bytes of text; this corpus has \d"),
+        ("a.txt", "again and again\n" * 4000, "repeats itself"),
+        (
+            "a.jsonl",
+            (json.dumps({"text": "word " * 200}) + "\n") * 400,
+            "this corpus has 1000, without 399 copies of documents",
+        ),
+    ],
+)
+def test_unsplittable_corpus_raises_one_line(tmp_path: Path, name: str, text: str, reason: str) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(DatasetError, match=reason) as caught:
+        prepare_dataset(f"files:{tmp_path}/{name}", "bpe:300")
     assert "\n" not in str(caught.value)
-    assert [path.name for path in tmp_path.iterdir() if path.name != "cache"] == ["a.txt"]
+    assert [path.name for path in tmp_path.iterdir() if path.name != "cache"] == [name]
     assert not list(get_cache_folder().iterdir())
 
 
-def test_corpus_of_equal_documents_error_counts_copies(tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl").write_text((json.dumps({"text": "word " * 200}) + "\n") * 400)
-    with pytest.raises(DatasetError, match="this corpus has 1000, without 399 copies of documents"):
-        prepare_dataset(f"files:{tmp_path}/a.jsonl", "bpe:300")
-
-
-@pytest.mark.parametrize("alphabet", ["abcdefgh ij\n", "äöüßéèçñ жя\n", "字漢語文書本語\n", "x"])
+@pytest.mark.parametrize("alphabet", ["abcdefgh ij\n", "字漢語文書本語\n", "x"])
 def test_single_small_text_is_cut_for_all_splits(tmp_path: Path, alphabet: str) -> None:
     digits = np.random.default_rng(1).integers(0, len(alphabet), 9000)
     text = "".join(alphabet[digit] for digit in digits) if len(alphabet) > 1 else "".join(map(str, digits + 1))
@@ -192,16 +182,7 @@ def test_single_small_text_is_cut_for_all_splits(tmp_path: Path, alphabet: str) 
     assert sum(split["bytes"] for split in dataset.manifest["splits"].values()) == len(text.encode())
 
 
-def test_limit_is_exact_and_splits_no_character(tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_text("".join(f"zwölf Straßen {number}\n" for number in range(2000)))
-    for limit in range(20_000, 20_006):
-        dataset = prepare_dataset(f"files:{tmp_path}/a.txt", "bpe:300", limit_bytes=limit)
-        assert limit - 3 <= sum(split["bytes"] for split in dataset.manifest["splits"].values()) <= limit
-    with pytest.raises(DatasetError, match="greater than 0"):
-        prepare_dataset(f"files:{tmp_path}/a.txt", limit_bytes=0)
-
-
-@pytest.mark.parametrize(("character", "limit"), [("é", 20_001), ("字", 20_001), ("字", 20_002), ("é", 20_000)])
+@pytest.mark.parametrize(("character", "limit"), [("é", 20_001), ("字", 20_002), ("é", 20_000)])
 def test_limit_inside_a_character_ends_the_reading(tmp_path: Path, character: str, limit: int) -> None:
     """All documents have 200 bytes and begin with the character, but for the second one after the limit."""
     texts = [f"{character}{number:04}".ljust(201 - len(character.encode()), ".") for number in range(300)]
@@ -211,6 +192,8 @@ def test_limit_inside_a_character_ends_the_reading(tmp_path: Path, character: st
     counts = dataset.manifest["splits"].values()
     assert sum(split["documents"] for split in counts) == 100
     assert sum(split["bytes"] for split in counts) == 20_000
+    with pytest.raises(DatasetError, match="greater than 0"):
+        prepare_dataset(f"files:{tmp_path}/a.jsonl", limit_bytes=0)
 
 
 def test_shards_have_whole_documents_and_are_read_as_one(
@@ -244,28 +227,6 @@ def test_stream_of_more_shards_than_open_files_is_read(tmp_path: Path) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
-def test_large_vocabulary_uses_four_bytes_per_token() -> None:
-    assert [shards.get_token_dtype(size).itemsize for size in (257, 65536, 65537)] == [2, 2, 4]
-
-
-def test_damaged_file_error_names_file(books: Path, tmp_path: Path) -> None:
-    dataset = prepare_dataset(f"files:{books}", "bpe:300", tmp_path / "out")
-    shard = tmp_path / "out" / "train" / "00000.bin"
-    whole = shard.read_bytes()
-    shard.write_bytes(whole[:-2])
-    complaint = rf"train/00000.bin is damaged: it has {len(whole) - 2} bytes instead of {len(whole)}: delete"
-    for read in (lambda: Dataset.open(dataset.folder), lambda: dataset.open_shards("train")):
-        with pytest.raises(DatasetError, match=complaint):
-            read()
-    shard.write_bytes(whole[:-1] + b"\xff")
-    Dataset.open(dataset.folder)
-    with pytest.raises(DatasetError, match=r"train/00000.bin is damaged: its sha256"):
-        dataset.verify()
-    shard.unlink()
-    with pytest.raises(DatasetError, match="is missing"):
-        Dataset.open(dataset.folder)
-
-
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
@@ -278,23 +239,13 @@ def test_damaged_file_error_names_file(books: Path, tmp_path: Path) -> None:
     ],
 )
 def test_damaged_manifest_raises_one_line(prepared: Dataset, tmp_path: Path, change: object, complaint: str) -> None:
+    with pytest.raises(DatasetError, match=r"is not a dataset: it has no manifest.json"):
+        Dataset.open(tmp_path)
     text = (prepared.folder / "manifest.json").read_text()
     (tmp_path / "manifest.json").write_text(change(text))  # type: ignore[operator]
     with pytest.raises(DatasetError, match=complaint) as caught:
         Dataset.open(tmp_path)
     assert "\n" not in str(caught.value)
-
-
-def test_replaced_tokenizer_is_rejected(books: Path, tmp_path: Path) -> None:
-    prepare_dataset(f"files:{books}", "bpe:300", tmp_path / "out")
-    (tmp_path / "out" / "tokenizer.json").write_text("{}")
-    with pytest.raises(DatasetError, match="is not the tokenizer that the manifest names"):
-        Dataset.open(tmp_path / "out")
-
-
-def test_folder_without_manifest_is_rejected(tmp_path: Path) -> None:
-    with pytest.raises(DatasetError, match=r"is not a dataset: it has no manifest.json"):
-        Dataset.open(tmp_path)
 
 
 def test_copy_without_test_split_trains_but_cannot_be_scored(books: Path, tmp_path: Path) -> None:
@@ -306,6 +257,9 @@ def test_copy_without_test_split_trains_but_cannot_be_scored(books: Path, tmp_pa
     assert len(dataset.open_stream("train")) > 0
     with pytest.raises(DatasetError, match="has no test split"):
         iterate_test_documents(dataset)
+    (folder / "tokenizer.json").write_text("{}")
+    with pytest.raises(DatasetError, match="is not the tokenizer that the manifest names"):
+        Dataset.open(folder)
 
 
 def test_damaged_dataset_in_cache_is_rebuilt(books: Path) -> None:
@@ -316,41 +270,276 @@ def test_damaged_dataset_in_cache_is_rebuilt(books: Path) -> None:
     again.verify()
 
 
-def test_failed_preparation_leaves_no_files(books: Path, tmp_path: Path) -> None:
+def test_failed_preparation_leaves_no_files(books: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def raise_disk_full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
     (books / "99.txt").write_bytes(b"\xff")
     with pytest.raises(CorpusError, match=r"99.txt is not UTF-8"):
         prepare_dataset(f"files:{books}", "bpe:300", tmp_path / "out")
     assert {path.name for path in tmp_path.iterdir()} == {"books"}
-
-
-def test_full_disk_raises_one_line(books: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(tokenization.FileWriter, "write", full)
-    with pytest.raises(DatasetError, match=r"out cannot be written: No space left on device$"):
-        prepare_dataset(f"files:{books}", "bpe:300", tmp_path / "out")
-    monkeypatch.undo()
+    (books / "99.txt").unlink()
+    with monkeypatch.context() as full:
+        full.setattr(tokenization.FileWriter, "write", raise_disk_full)
+        with pytest.raises(DatasetError, match=r"out cannot be written: No space left on device$"):
+            prepare_dataset(f"files:{books}", "bpe:300", tmp_path / "out")
     prepare_dataset(f"files:{books}", "bpe:300", tmp_path / "out")
     assert {path.name for path in tmp_path.iterdir()} == {"books", "out"}
 
 
 def test_concurrent_preparations_build_once(cache: Path) -> None:
-    processes = [start_preparation("bpe:512", "", LIMIT, cache) for _ in range(3)]
-    answers = [process.communicate(timeout=WAIT_SECONDS) for process in processes]
+    command = [sys.executable, "-c", SCRIPT, str(LIMIT)]
+    started = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    answers = [process.communicate(timeout=WAIT_SECONDS) for process in started]
     assert len({out for out, _ in answers}) == 1, answers
     assert [path.name[:15] for path in (cache / "datasets").iterdir()] == ["python-library-"]
 
 
-def test_preparation_of_another_request_replaces_a_killed_one(tmp_path: Path, cache: Path, prepared: Dataset) -> None:
-    aside = tmp_path / ".out.preparing"
-    process = start_preparation("bpe:8192", tmp_path / "out", 40 * LIMIT, cache)
-    while process.poll() is None and not (aside / "spool").exists():
+# --- resumed preparations ---------------------------------------------------------------------------------------------
+
+PREPARE = """
+import sys, time
+from trainer.data import tokenization
+from trainer.data.dataset import prepare_dataset
+tokenization.SHARD_TEXT, tokenization.PARALLEL_TEXT = 100_000, 0
+write_shard = tokenization.ShardWriter.write_shard
+def write_three_shards(writer, task):
+    while task.path > "train/00002.bin":
+        time.sleep(1)
+    return write_shard(writer, task)
+if sys.argv[3:]:  # the workers run this line, too
+    tokenization.ShardWriter.write_shard = write_three_shards
+if __name__ == "__main__":
+    prepare_dataset(sys.argv[1], "bpe:400", sys.argv[2])
+"""
+
+
+def write_pages(folder: Path, pages: int) -> str:
+    lines = (json.dumps({"text": f"Page {n}. " + " ".join(str(n * word) for word in range(200))}) for n in range(pages))
+    (folder / "pages.jsonl").write_text("\n".join(lines))
+    return f"files:{folder}/pages.jsonl"
+
+
+def read_shards(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+@pytest.mark.slow
+def test_preparation_killed_while_tokenizing_continues_and_loses_no_shard(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    partial = tmp_path / ".out.preparing"
+    corpus, journal = write_pages(tmp_path, 1000), partial / "spool" / "shards.jsonl"
+    script = tmp_path / "prepare_dataset.py"
+    script.write_text(PREPARE)
+    command, environment = [sys.executable, str(script), corpus, str(tmp_path / "out")], {"PYTHONPATH": str(REPOSITORY)}
+    process = subprocess.Popen([*command, "three shards"], env=os.environ | environment)
+    while process.poll() is None and not (journal.exists() and journal.read_text().count("\n") >= 2):
         time.sleep(0.01)
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
-    assert aside.exists()
-    assert not (tmp_path / "out").exists()
-    dataset = prepare_dataset("python-library", "bpe:512", tmp_path / "out", LIMIT)
-    assert dataset.hash == prepared.hash
-    assert {path.name for path in tmp_path.iterdir()} == {"out"}
+    workers = psutil.Process(process.pid).children(recursive=True)
+    process.kill()
+    process.wait()
+    psutil.wait_procs(workers)  # they end with the main process
+    finished = [json.loads(line)["path"] for line in journal.read_text().splitlines()]
+    times = {name: (partial / name).stat().st_mtime_ns for name in finished}
+    assert len(times) >= 2
+    subprocess.run(command, env=os.environ | environment, check=True)
+    assert {name: (tmp_path / "out" / name).stat().st_mtime_ns for name in finished} == times
+    monkeypatch.setattr(tokenization, "SHARD_TEXT", 100_000)
+    whole = prepare_dataset(corpus, "bpe:400", tmp_path / "whole")
+    assert read_shards(tmp_path / "out") == read_shards(whole.folder)
+    assert not partial.exists()
+
+
+def test_preparation_stopped_while_reading_continues_at_saved_position(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    corpus = write_pages(tmp_path, 60)
+    whole = prepare_dataset(corpus, "bpe:300", tmp_path / "whole")
+    lines = (tmp_path / "pages.jsonl").read_text()
+    monkeypatch.setattr(preparation, "SAVE_SECONDS", 0.0)
+    add, added = SpoolWriter.add, list[str]()
+
+    def break_at(writer: SpoolWriter, document: Document, max_bytes: int | None = None) -> int:
+        if len(added) == 40:
+            raise CorpusError("the connection was lost")
+        added.append(document.id)
+        return add(writer, document, max_bytes)
+
+    monkeypatch.setattr(SpoolWriter, "add", break_at)
+    with pytest.raises(CorpusError):
+        prepare_dataset(corpus, "bpe:300", tmp_path / "out")
+    added.clear()
+    begun = tmp_path / ".begun"
+    shutil.copytree(tmp_path / ".out.preparing", begun)
+    resumed: Dataset = prepare_dataset(corpus, "bpe:300", tmp_path / "out")
+    assert added == [f"pages.jsonl:{number}" for number in range(41, 61)]
+    assert resumed.hash == whole.hash
+    assert (tmp_path / "pages.jsonl").read_text() == lines
+    monkeypatch.setattr(dataset, "PREPARATION_VERSION", dataset.PREPARATION_VERSION + 1)
+    begun.rename(tmp_path / ".later.preparing")
+    added.clear()
+    with pytest.raises(CorpusError):  # at the 41st document again
+        prepare_dataset(corpus, "bpe:300", tmp_path / "later")
+    assert added[0] == "pages.jsonl:1", "another preparation version starts over"
+
+
+@pytest.mark.parametrize("name", ["spool/shards.jsonl", "tokenizer.json", "manifest.json"])
+def test_file_that_cannot_be_flushed_leaves_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """As if the power failed while it was written."""
+    corpus, partial, fsync = write_pages(tmp_path, 60), tmp_path / ".out.preparing", os.fsync
+    interrupted = tmp_path / "interrupted"
+
+    def fail_at(descriptor: int) -> None:
+        file = Path(f"/proc/self/fd/{descriptor}").readlink()
+        if interrupted.exists() and file.name == f".{Path(name).name}.partial":
+            raise OSError("no power")
+        fsync(descriptor)
+
+    interrupted.touch()
+    monkeypatch.setattr(os, "fsync", fail_at)
+    with pytest.raises(DatasetError):
+        prepare_dataset(corpus, "bpe:300", tmp_path / "out")
+    assert not (partial / name).exists()
+    interrupted.unlink()
+    prepare_dataset(corpus, "bpe:300", tmp_path / "out").verify()
+
+
+def test_spool_continues_after_last_save(tmp_path: Path) -> None:
+    with SpoolWriter(tmp_path / "spool") as spool:
+        assert [spool.add(Document(name, "one")) for name in "ab"] == [3, 0], "a repeated text is added once"
+        spool.save({"documents": 1})
+        spool.add(Document("b", "two, lost with its writer"))
+    with SpoolWriter(tmp_path / "spool") as spool:
+        assert (spool.size, spool.position, spool.is_complete) == (3, {"documents": 1}, False)
+        assert spool.add(Document("a", "one")) == 0
+        spool.add(Document("c", "three"))
+        spool.save(None, complete=True)
+    with Spool(tmp_path / "spool") as complete:
+        assert [complete.read_document(number).text for number in range(len(complete))] == ["one", "three"]
+
+
+# --- damaged shards ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def folder(dataset_folder: Path, tmp_path: Path) -> Path:
+    """A dataset to be damaged."""
+    return Path(shutil.copytree(dataset_folder, tmp_path / "dataset"))
+
+
+def flip(shard: Path) -> None:
+    content = bytearray(shard.read_bytes())
+    content[len(content) // 2] ^= 1
+    shard.write_bytes(content)
+
+
+def truncate(shard: Path) -> None:
+    shard.write_bytes(shard.read_bytes()[:-100])
+
+
+DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
+    "flipped": (flip, "is damaged: its sha256 is not the manifest's"),
+    "truncated": (truncate, "bytes instead of"),
+    "missing": (Path.unlink, "is missing from the dataset"),
+}
+
+
+@pytest.mark.parametrize(("damage", "split"), [("flipped", "train"), ("truncated", "dev"), ("missing", "train")])
+def test_damaged_shard_stops_run_before_first_step(
+    folder: Path, tmp_path: Path, split: str, damage: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from trainer.train import main
+
+    shard = folder / split / "00000.bin"
+    spoil, sentence = DAMAGE[damage]
+    spoil(shard)
+    assert main(["--dataset", str(folder), "--out", str(tmp_path / "run"), "--budget", "2steps", *TINY]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert str(shard) in line
+    assert sentence in line
+    assert f"delete the folder {folder} and prepare the dataset again" in line
+    assert json.loads((tmp_path / "run" / "failure.json").read_text())["cause"] == "infrastructure"
+
+
+def test_shard_truncated_in_use_raises_error(folder: Path) -> None:
+    """With a memory map this would kill the process without a message."""
+    loading = build_loader(Dataset.open(folder), "train", "blocks", 4, 32, seed=1)
+    loading.next_batch()
+    (folder / "train" / "00000.bin").write_bytes(b"")
+    complaint = r"train/00000.bin is damaged: it was cut short while it was in use: delete"
+    with pytest.raises(DamagedDatasetError, match=complaint):
+        # Some batches had been read before.
+        all(loading.next_batch() for _ in range(10))
+    loading.close()
+
+
+def test_verify_splits_files_among_ranks(folder: Path) -> None:
+    dataset = Dataset.open(folder)
+    flip(folder / "dev" / "00000.bin")
+    files = len(dataset.manifest["splits"]["train"]["shards"]) + 1
+    found = 0
+    for rank in range(files):
+        try:
+            dataset.verify(("train", "dev"), rank, files)
+        except DamagedDatasetError:
+            found += 1
+    assert found == 1
+
+
+# --- splits -----------------------------------------------------------------------------------------------------------
+
+LENGTHS = st.lists(st.integers(1, 100_000), min_size=1, max_size=300)
+
+
+def draw_keys(count: int) -> np.ndarray:
+    digests = (hashlib.sha256(str(number).encode()).digest() for number in range(count))
+    return np.array([int.from_bytes(digest[:8], "big") for digest in digests], dtype=np.uint64)
+
+
+@settings(deadline=None)
+@given(lengths=LENGTHS, seed=st.integers(0, 1000))
+def test_document_order_does_not_change_splits(lengths: list[int], seed: int) -> None:
+    keys, sizes = draw_keys(len(lengths)), np.array(lengths, dtype=np.uint64)
+    order = np.array(random.Random(seed).sample(range(len(lengths)), len(lengths)))
+    straight, shuffled = assign_splits(keys, sizes), assign_splits(keys[order], sizes[order])
+    assert (straight is None) == (shuffled is None)
+    if straight is not None and shuffled is not None:
+        assert (straight[order] == shuffled).all()
+
+
+@settings(deadline=None)
+@given(lengths=LENGTHS)
+def test_split_has_enough_text_and_train_most(lengths: list[int]) -> None:
+    sizes = np.array(lengths, dtype=np.uint64)
+    splits = assign_splits(draw_keys(len(lengths)), sizes)
+    if splits is None:
+        return
+    total = int(sizes.sum())
+    for split in (DEV, TEST):
+        held = int(sizes[splits == split].sum())
+        assert held >= min(256 << 10, total // 50)
+        assert held <= total * (0.125 + 1 / LONG_FRACTION) + 1
+    assert (splits[sizes * LONG_FRACTION > total] == TRAIN).all()
+
+
+def test_many_documents_are_split_by_hash_alone() -> None:
+    keys = draw_keys(30_000)
+    few, many = (assign_splits(keys[:count], np.full(count, 5000, dtype=np.uint64)) for count in (20_000, 30_000))
+    assert few is not None
+    assert many is not None
+    assert (few == many[:20_000]).all()
+    for split in (DEV, TEST):
+        assert 0.008 < (many == split).mean() < 0.012
+
+
+@settings(deadline=None)
+@given(text=st.text(st.sampled_from("ab \n.é😀"), max_size=400), size=st.integers(1, 50))
+def test_pieces_cover_document_and_are_bounded(text: str, size: int) -> None:
+    pieces = list(cut_document(Document("a", text), size))
+    assert "".join(piece.text for piece in pieces) == text
+    assert len({piece.id for piece in pieces}) == len(pieces)
+    step = max(1, size * len(text) // max(1, len(text.encode())))
+    assert all(len(piece.text) <= max(1, 3 * step // 2) for piece in pieces)

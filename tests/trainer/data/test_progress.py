@@ -21,17 +21,11 @@ def capture_phase(terminal: bool, quiet: bool = False) -> str:
 
 def test_log_gets_title_and_a_line_per_interval(monkeypatch: pytest.MonkeyPatch) -> None:
     assert capture_phase(terminal=False) == "Reading ...\n"
+    assert "4.0/4.0 MiB" in capture_phase(terminal=True)
+    assert capture_phase(terminal=True, quiet=True) == capture_phase(terminal=False, quiet=True) == ""
     monkeypatch.setattr(progress, "LOG_INTERVAL", 0.0)
     line = capture_phase(terminal=False).splitlines()[-1]
     assert re.fullmatch(r"Reading: 4 of 4 MiB, [\d,.]+ MiB/s, 0:00:00 left", line)
-
-
-def test_terminal_gets_a_bar() -> None:
-    assert "4.0/4.0 MiB" in capture_phase(terminal=True)
-
-
-def test_quiet_console_prints_nothing() -> None:
-    assert capture_phase(terminal=True, quiet=True) == capture_phase(terminal=False, quiet=True) == ""
 
 
 def test_report_with_quiet_console_gets_phase_and_bytes_at_begin_and_end() -> None:

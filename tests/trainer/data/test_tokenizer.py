@@ -1,3 +1,5 @@
+"""Tokenizers are exact, deterministic and safe to load; the fast encoder has the ids of the library."""
+
 from __future__ import annotations
 
 import json
@@ -7,18 +9,24 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import tiktoken
+import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import pre_tokenizers
 
 from tests.support.paths import DATA, REPOSITORY
 from trainer.data.corpora import open_corpus
 from trainer.data.tokenizer import (
+    PATTERN,
     PIECE_CHARACTERS,
     Tokenizer,
     TokenizerSpec,
+    build_fast_encoder,
     load_tokenizer,
 )
 from trainer.data.tokenizer_training import LONGEST_WORD, run_interruptibly, split_long_words, train_bpe
@@ -64,17 +72,17 @@ def test_any_text_round_trips_and_byte_lengths_add_up(tokenizer: Tokenizer, text
     assert tokenizer.decode(ids) == text
     assert tokenizer.byte_lengths()[ids].sum() == len(text.encode())
     assert tokenizer.end_of_text not in ids
+    assert tokenizer.byte_lengths()[tokenizer.end_of_text] == 0
+    assert tokenizer.decode([tokenizer.end_of_text]) == ""
 
 
 def test_long_text_has_same_tokens_as_unsplit(tokenizer: Tokenizer) -> None:
     text = "\n".join(sample(3 * PIECE_CHARACTERS)) + HARD
     assert len(text) > 3 * PIECE_CHARACTERS
     assert tokenizer.encode(text) == tokenizer._backend.encode(text, add_special_tokens=False).ids
-
-
-def test_long_text_without_spaces_is_encoded(bpe_tokenizer: Tokenizer) -> None:
-    text = "ab" * PIECE_CHARACTERS
-    assert bpe_tokenizer.decode(bpe_tokenizer.encode(text)) == text
+    texts = [HARD, "", "one", "two " * PIECE_CHARACTERS, "ab" * PIECE_CHARACTERS]
+    assert tokenizer.encode_batch(texts) == [tokenizer.encode(text) for text in texts]
+    assert tokenizer.decode(tokenizer.encode(texts[-1])) == texts[-1]
 
 
 @pytest.mark.parametrize("text", ["", "short words only", "x" * 5000 + " y" + "z" * 257, " " * 5000 + "x", "é" * 256])
@@ -103,26 +111,11 @@ def test_work_of_a_library_is_interrupted_by_a_signal() -> None:
         threading.Thread(target=interrupt).start()
         with pytest.raises(KeyboardInterrupt):
             run_interruptibly(work)
+        with pytest.raises(ZeroDivisionError):
+            run_interruptibly(lambda: 1 / 0)  # type: ignore[arg-type, return-value]
     finally:
         ended.set()
         signal.signal(signal.SIGUSR1, before)
-
-
-def test_error_of_interruptible_work_is_raised() -> None:
-    with pytest.raises(ZeroDivisionError):
-        run_interruptibly(lambda: 1 / 0)  # type: ignore[arg-type, return-value]
-
-
-def test_encode_batch_equals_encode(tokenizer: Tokenizer) -> None:
-    texts = [HARD, "", "one", "two " * PIECE_CHARACTERS]
-    assert tokenizer.encode_batch(texts) == [tokenizer.encode(text) for text in texts]
-    assert tokenizer.encode_batch([]) == []
-
-
-def test_end_of_text_has_an_id_and_no_bytes(tokenizer: Tokenizer) -> None:
-    assert 0 <= tokenizer.end_of_text < tokenizer.vocabulary_size == len(tokenizer.byte_lengths())
-    assert tokenizer.byte_lengths()[tokenizer.end_of_text] == 0
-    assert tokenizer.decode([tokenizer.end_of_text]) == ""
 
 
 def test_saved_tokenizer_has_same_bytes_and_hash(tokenizer: Tokenizer, tmp_path: Path) -> None:
@@ -135,6 +128,7 @@ def test_saved_tokenizer_has_same_bytes_and_hash(tokenizer: Tokenizer, tmp_path:
 
 def test_training_is_deterministic_and_has_requested_size(bpe_tokenizer: Tokenizer) -> None:
     assert bpe_tokenizer.vocabulary_size == 1024
+    assert train_bpe(["abc"], 8192).vocabulary_size == 257, "a short text has no more"
     script = "from tests.trainer.data.test_tokenizer import sample, train_bpe\nprint(train_bpe(sample(), 1024).sha256)"
     environment = {
         **os.environ,
@@ -144,10 +138,6 @@ def test_training_is_deterministic_and_has_requested_size(bpe_tokenizer: Tokeniz
     }
     printed = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, check=True).stdout
     assert printed.decode().strip() == bpe_tokenizer.sha256
-
-
-def test_short_text_gives_smaller_vocabulary() -> None:
-    assert train_bpe(["abc"], 8192).vocabulary_size == 257
 
 
 @pytest.mark.slow
@@ -218,3 +208,67 @@ def test_inexact_vocabulary_is_rejected(bpe_tokenizer: Tokenizer, tmp_path: Path
         load_tokenizer(save_changed(bpe_tokenizer, tmp_path / "b.json", model=model))
     with pytest.raises(TokenizerError, match="has no end-of-text token"):
         load_tokenizer(save_changed(bpe_tokenizer, tmp_path / "c.json", added_tokens=[]))
+
+
+# --- the fast encoder -------------------------------------------------------------------------------------------------
+
+REPETITIVE = st.text("aab  bc'st1\n", max_size=200)  # many overlapping merges
+Encode = Callable[[str], list[int]]
+
+
+def get_encoders(tokenizer: Tokenizer) -> tuple[Encode, Encode]:
+    """Return the fast encoder and the library's."""
+    assert tokenizer._fast_encoder is not None
+    return tokenizer._fast_encoder, lambda text: tokenizer._encode_pieces([text])[0] if text else []
+
+
+@pytest.fixture(scope="module")
+def encoders() -> tuple[Encode, Encode]:
+    texts = [document.text for document, _ in zip(open_corpus("python-library"), range(12), strict=False)]
+    return get_encoders(train_bpe([*texts, "aabb aaab abab abcabc bcbc a's aat 11 \n\n a b" * 40], 1500))
+
+
+@given(text=ANY_TEXT | REPETITIVE)
+def test_random_text_has_same_ids(encoders: tuple[Encode, Encode], text: str) -> None:
+    fast, library = encoders
+    assert fast(text) == library(text)
+
+
+@pytest.mark.parametrize("space", [" ", "\n"])
+def test_million_spaces_before_a_word_have_same_ids(encoders: tuple[Encode, Encode], space: str) -> None:
+    fast, library = encoders
+    text = "a" + space * 1_000_000 + "b"
+    assert fast(text) == library(text)
+
+
+@pytest.mark.slow
+def test_every_character_has_same_class() -> None:
+    characters = [chr(code) for code in range(sys.maxunicode + 1) if not 0xD800 <= code < 0xE000]
+    words = [(prefix + character).encode() for character in characters for prefix in "a1!"]
+    ranks = {bytes([byte]): byte for byte in range(256)} | {word: number for number, word in enumerate(words, 256)}
+    encoding = tiktoken.Encoding("words", pat_str=PATTERN, mergeable_ranks=ranks, special_tokens={})
+    splitter = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    for word in map(bytes.decode, words):
+        assert (len(encoding.encode_ordinary(word)) == 1) == (len(splitter.pre_tokenize_str(word)) == 1), ascii(word)
+
+
+def build_from_merges(merges: list[str], **changes: object) -> Encode | None:
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokens = [*alphabet, *(merge.replace(" ", "") for merge in merges)]
+    model = {"type": "BPE", "vocab": {token: index for index, token in enumerate(tokens)}, "merges": merges}
+    steps = {"add_prefix_space": False, "trim_offsets": True, "use_regex": True, "type": "ByteLevel"}
+    spec = {"version": "1.0", "added_tokens": [], "normalizer": None, "pre_tokenizer": steps, "post_processor": None}
+    spec |= {"decoder": steps, "model": model} | changes
+    return build_fast_encoder(tokenizers.Tokenizer.from_str(json.dumps(spec)), spec, str.encode)
+
+
+def test_encoder_vocabulary_with_unreachable_token_is_refused() -> None:
+    assert build_from_merges(["a b", "b c", "ab c"]) is not None
+    assert build_from_merges(["a b", "b c", "a bc"]) is None  # BPE never makes "abc", but tiktoken would
+
+
+def test_encoder_pattern_or_normalizer_of_another_kind_is_refused() -> None:
+    assert build_from_merges(["a b"], normalizer={"type": "NFC"}) is None
+    whole = {"add_prefix_space": False, "trim_offsets": True, "use_regex": False, "type": "ByteLevel"}
+    assert build_from_merges(["a b"], pre_tokenizer=whole) is None
+    assert build_from_merges(["a b"], pre_tokenizer=None) is None

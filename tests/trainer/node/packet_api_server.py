@@ -5,11 +5,10 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections import Counter
-from typing import Any
 
 from tests.support import stdlib_release
 from tests.support.model_server import NAME
-from tests.support.node_api_server import HttpError, LeaseRecord, NodeApiServer
+from tests.support.node_api_server import HttpError, LeaseRecord, NodeApiServer, dump
 from tests.support.waits import WAIT_SECONDS
 from trainer import protocol
 from trainer.rephrase.checks import check_envelope, check_output
@@ -39,12 +38,8 @@ class PacketApiServer(NodeApiServer):
     def add_packets(self, texts: list[str], styles: tuple[protocol.Style, ...] | None = None) -> None:
         for text in texts:
             number = 100 + len(self.waiting) + len(self.taken) + sum(map(len, self.assigned.values()))
-            chunk = protocol.Chunk(
-                index=0,
-                text=text,
-                sha256=hashlib.sha256(text.encode()).hexdigest(),
-                styles=styles or self.order.styles,
-            )
+            sha256 = hashlib.sha256(text.encode()).hexdigest()
+            chunk = protocol.Chunk(index=0, text=text, sha256=sha256, styles=styles or self.order.styles)
             self.waiting.append(protocol.Packet(packet=number, document=f"document {number}", chunks=(chunk,)))
 
     def queue_session(self, wall_seconds: float = WAIT_SECONDS) -> int:
@@ -72,21 +67,14 @@ class PacketApiServer(NodeApiServer):
         node = 900 + len(self.volunteers)
         self.nodes[f"node-token-{node}"] = node
         public = base64.b64encode(self.key.public_key().public_bytes_raw()).decode()
-        return (
-            protocol.RegisterReply(node=node, token=f"node-token-{node}", public_key=public).model_dump_json().encode()
-        )
+        return dump(protocol.RegisterReply(node=node, token=f"node-token-{node}", public_key=public))
 
     def take_packets(self, held: LeaseRecord, content: bytes) -> bytes:
-        message_type: Any = protocol.TakePackets if b'"count"' in content else protocol.SubmitPackets
-        if message_type is protocol.TakePackets:
-            return (
-                self.assign_packets(held.spec.lease, protocol.TakePackets.model_validate_json(content))
-                .model_dump_json()
-                .encode()
-            )
+        if b'"count"' in content:
+            return dump(self.assign_packets(held.spec.lease, protocol.TakePackets.model_validate_json(content)))
         results = protocol.SubmitPackets.model_validate_json(content).results
         verdicts = tuple(self.check_result(held.spec.lease, result) for result in results)
-        return protocol.SubmitPacketsReply(verdicts=verdicts).model_dump_json().encode()
+        return dump(protocol.SubmitPacketsReply(verdicts=verdicts))
 
     def assign_packets(self, lease: int, message: protocol.TakePackets) -> protocol.TakePacketsReply:
         out = self.assigned.setdefault(lease, {})
@@ -108,23 +96,17 @@ class PacketApiServer(NodeApiServer):
             return protocol.PacketVerdict(packet=result.packet, state="refused", reasons=reasons)
         self.taken[result.packet] = result
         self.stored_counts[result.packet] += 1
-        verdict = protocol.PacketVerdict(
-            packet=result.packet,
-            state="taken",
-            outputs=tuple(self.check_text(packet.chunks[output.chunk], output) for output in result.outputs),
-        )
+        outputs = tuple(self.check_text(packet.chunks[output.chunk], output) for output in result.outputs)
+        verdict = protocol.PacketVerdict(packet=result.packet, state="taken", outputs=outputs)
         self.verdicts[lease, result.packet] = verdict
         return verdict
 
     def check_text(self, chunk: protocol.Chunk, output: protocol.RephraseOutput) -> protocol.OutputVerdict:
-        if output.ended == "none":
-            return protocol.OutputVerdict(
-                chunk=chunk.index, style=output.style, accepted=False, reasons=(output.trouble,)
-            )
-        found = check_output(chunk.text, output.style, output.text, ended=output.ended, language=self.order.language)
-        return protocol.OutputVerdict(
-            chunk=chunk.index, style=output.style, accepted=found.accepted, reasons=found.reasons
-        )
+        accepted, reasons = False, (output.trouble,)
+        if output.ended != "none":
+            found = check_output(chunk.text, output.style, output.text, ended=output.ended, language="en")
+            accepted, reasons = found.accepted, found.reasons
+        return protocol.OutputVerdict(chunk=chunk.index, style=output.style, accepted=accepted, reasons=reasons)
 
     def take_finish(self, held: LeaseRecord, content: bytes) -> bytes:
         self.release_packets(held.spec.lease)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import io
-import lzma
 import tarfile
 import zipfile
 from collections.abc import Callable
@@ -22,34 +21,6 @@ def member(name: str, kind: bytes = tarfile.REGTYPE, target: str = "") -> tarfil
     return made
 
 
-TRICKS: dict[str, Callable[[], bytes]] = {
-    "trainer/train.py is outside trainer/models/": lambda: stdlib_release.build_tar({"trainer/train.py": "evil"}),
-    "trainer/modelsx/y.py is outside": lambda: stdlib_release.build_tar({"trainer/modelsx/y.py": "evil"}),
-    "'' is not a path": lambda: stdlib_release.build_tar({"": "evil"}),
-    "device is neither a file": lambda: stdlib_release.build_tar(
-        {}, (member("trainer/models/device", tarfile.CHRTYPE),)
-    ),
-    "not a path inside": lambda: stdlib_release.build_tar({"trainer/models/../train.py": "evil"}),
-    "'/etc/cron.d/evil' is not a path": lambda: stdlib_release.build_tar({"/etc/cron.d/evil": "evil"}),
-    "x is neither a file": lambda: stdlib_release.build_tar({}, (member("trainer/models/x", tarfile.SYMTYPE, "/etc"),)),
-    "y is neither a file": lambda: stdlib_release.build_tar(
-        {}, (member("trainer/models/y", tarfile.LNKTYPE, "/etc/passwd"),)
-    ),
-    "z is neither a file": lambda: stdlib_release.build_tar({}, (member("trainer/models/z", tarfile.FIFOTYPE),)),
-    "larger than 256,000 bytes": lambda: stdlib_release.build_tar({"trainer/models/gpt.py": "#" * 300_000}),
-    "cannot be opened": lambda: b"no tar at all",
-}
-
-
-@pytest.mark.parametrize("trick", TRICKS)
-def test_unpack_of_a_malicious_archive_writes_nothing(tmp_path: Path, trick: str) -> None:
-    (tmp_path / "entry.tar").write_bytes(TRICKS[trick]())
-    with pytest.raises(ArchiveError) as refusal:
-        unpack_archive(tmp_path / "entry.tar", tmp_path / "source", "trainer/models", ENTRY_BYTES)
-    assert trick in str(refusal.value)
-    assert not (tmp_path / "source").exists()
-
-
 def test_unpack_overlays_the_entry_on_the_release(tmp_path: Path) -> None:
     for name, files in (("release", stdlib_release.FILES), ("entry", stdlib_release.ENTRY)):
         (tmp_path / name).write_bytes(stdlib_release.build_tar(files, (member("trainer/models", tarfile.DIRTYPE),)))
@@ -61,13 +32,9 @@ def test_unpack_overlays_the_entry_on_the_release(tmp_path: Path) -> None:
 
 def build_large_tar() -> bytes:
     """Return a tar of one file of 50 MB of zeros."""
-    zeros = 50_000_000
     large = member("trainer/models/gpt.py")
-    large.size = zeros
-    packed = io.BytesIO()
-    with tarfile.open(fileobj=packed, mode="w") as archive:
-        archive.addfile(large, io.BytesIO(bytes(zeros)))
-    return packed.getvalue()
+    large.size = 50_000_000
+    return large.tobuf() + bytes(large.size) + bytes(2 * tarfile.BLOCKSIZE)
 
 
 def build_zip() -> bytes:
@@ -91,24 +58,46 @@ def build_malformed_sparse_tar() -> bytes:
     return sparse.tobuf(tarfile.PAX_FORMAT) + bytes(2 * tarfile.BLOCKSIZE)
 
 
-BOMBS: dict[str, tuple[Callable[[], bytes], str]] = {
+def build_tar_of_files(*names: str) -> bytes:
+    return stdlib_release.build_tar(dict.fromkeys(names, "evil"))
+
+
+def build_tar_of(*members: tarfile.TarInfo) -> bytes:
+    return stdlib_release.build_tar({}, members)
+
+
+MALICIOUS: dict[str, tuple[Callable[[], bytes], str]] = {
+    "other folder": (lambda: build_tar_of_files("trainer/train.py"), "trainer/train.py is outside trainer/models/"),
+    "folder with the prefix": (lambda: build_tar_of_files("trainer/modelsx/y.py"), "trainer/modelsx/y.py is outside"),
+    "no name": (lambda: build_tar_of_files(""), "'' is not a path"),
+    "parent": (lambda: build_tar_of_files("trainer/models/../train.py"), "not a path inside"),
+    "root": (lambda: build_tar_of_files("/etc/cron.d/evil"), "'/etc/cron.d/evil' is not a path"),
+    "device": (lambda: build_tar_of(member("trainer/models/x", tarfile.CHRTYPE)), "x is neither a file"),
+    "symlink": (lambda: build_tar_of(member("trainer/models/x", tarfile.SYMTYPE, "/etc")), "x is neither a file"),
+    "link": (lambda: build_tar_of(member("trainer/models/x", tarfile.LNKTYPE, "/etc/passwd")), "x is neither a file"),
+    "pipe": (lambda: build_tar_of(member("trainer/models/x", tarfile.FIFOTYPE)), "x is neither a file"),
+    "large file": (
+        lambda: stdlib_release.build_tar({"trainer/models/gpt.py": "#" * 300_000}),
+        "larger than 256,000 bytes",
+    ),
+    "no tar": (lambda: b"no tar at all", "cannot be opened"),
     # A fixed time in the header: with one in 400 of the others the first block passes for a member without a name.
     "gzip": (lambda: gzip.compress(build_large_tar(), mtime=0), "cannot be opened"),
-    "xz": (lambda: lzma.compress(build_large_tar()), "cannot be opened"),
     "zip": (build_zip, "cannot be opened"),
     "malformed sparse map": (build_malformed_sparse_tar, "cannot be opened"),
     "sparse": (build_sparse_tar, "larger than 256,000 bytes together"),
     "many files": (
-        lambda: stdlib_release.build_tar({}, tuple(member(f"trainer/models/{n}") for n in range(MAX_FILES + 1))),
+        lambda: build_tar_of(*(member(f"trainer/models/{n}") for n in range(MAX_FILES + 1))),
         "more than 5,000 files",
     ),
 }
 
 
-@pytest.mark.parametrize("bomb", BOMBS)
-def test_unpack_of_a_small_archive_of_much_content_writes_nothing(tmp_path: Path, bomb: str) -> None:
-    build, message = BOMBS[bomb]
+@pytest.mark.parametrize("trick", MALICIOUS)
+def test_unpack_of_a_malicious_archive_writes_nothing(tmp_path: Path, trick: str) -> None:
+    build, message = MALICIOUS[trick]
     (tmp_path / "entry.tar").write_bytes(build())
-    with pytest.raises(ArchiveError, match=message):
+    with pytest.raises(ArchiveError) as refusal:
         unpack_archive(tmp_path / "entry.tar", tmp_path / "source", "trainer/models", ENTRY_BYTES)
+    assert message in str(refusal.value)
     assert not (tmp_path / "source").exists()

@@ -8,17 +8,14 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from tests.support.waits import WAIT_SECONDS
 from trainer.node import blobs
-from trainer.node.blobs import BlobCache, KeyedLocks
-from trainer.node.datasets import ensure_dataset
-from trainer.node.disk_quota import FRESH_SECONDS, DiskQuota
-from trainer.protocol import DatasetPin, FileRef
+from trainer.node.blobs import BlobCache
+from trainer.node.disk_quota import FRESH_SECONDS
+from trainer.protocol import FileRef
 
 
 class Site:
@@ -54,19 +51,15 @@ def test_blob_cache_with_a_damaged_file_fetches_it_again(tmp_path: Path) -> None
     assert site.fetched == ["weights", "weights"]
 
 
-def test_blob_cache_when_full_removes_the_least_recently_used(tmp_path: Path) -> None:
+def test_blob_cache_when_full_removes_old_files_that_no_slot_may_still_link(tmp_path: Path) -> None:
     site, cache = Site(), BlobCache(tmp_path / "weights", max_bytes=10)
     first, second, third = (site.file(content) for content in (b"first", b"second", b"third"))
-    for number, file in enumerate((first, second)):
-        age(get(cache, file, site.fetch), FRESH_SECONDS + 2 - number)
+    paths = [get(cache, file, site.fetch) for file in (first, second)]
+    assert all(path.exists() for path in paths), "both are fresh"
+    for number, path in enumerate(paths):
+        age(path, FRESH_SECONDS + 2 - number)
     assert get(cache, third, site.fetch).exists()
     assert {path.name for path in (tmp_path / "weights").iterdir()} == {third.sha256}
-
-
-def test_blob_cache_when_full_keeps_files_that_another_slot_may_still_link(tmp_path: Path) -> None:
-    site, cache = Site(), BlobCache(tmp_path / "weights", max_bytes=3)
-    paths = [get(cache, site.file(content), site.fetch) for content in (b"first", b"second")]
-    assert all(path.exists() for path in paths)
 
 
 def test_blob_cache_fetches_a_file_that_is_evicted_while_it_is_requested(
@@ -115,29 +108,3 @@ def test_slot_that_waits_for_a_download_stops_on_request(tmp_path: Path) -> None
         site.fetch(same, target)
 
     assert get(cache, file, request_again).read_bytes() == b"weights"
-
-
-def test_download_of_one_dataset_does_not_stall_another(tmp_path: Path) -> None:
-    locks, quota, seen = KeyedLocks(), DiskQuota(tmp_path), []
-
-    def prepare(name: str, download: Callable[[FileRef, Path], None]) -> None:
-        manifest = f'{{"hash": "{name * 64}"}}'.encode()
-        file = FileRef(path="manifest.json", sha256=hashlib.sha256(manifest).hexdigest(), size=len(manifest))
-        context = SimpleNamespace(home=tmp_path, dataset_locks=locks, quota=quota)
-        job: Any = SimpleNamespace(context=context, lease=1, log=print, check_stop=lambda: None, download=download)
-        ensure_dataset(job, DatasetPin(corpus="text", tokenizer="bpe:512", hash=name * 64, files=(file,)))
-        seen.append(name)
-
-    def write(name: str, target: Path) -> None:
-        target.parent.mkdir(exist_ok=True, parents=True)
-        target.write_text(f'{{"hash": "{name * 64}"}}')
-
-    def download_both(file: FileRef, target: Path) -> None:
-        arguments = ("b", lambda file, target: write("b", target))
-        other = threading.Thread(target=prepare, args=arguments, daemon=True)
-        other.start()
-        other.join(WAIT_SECONDS)
-        write("a", target)
-
-    prepare("a", download_both)
-    assert seen == ["b", "a"]

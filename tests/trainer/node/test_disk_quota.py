@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.agent_process import HASH, Node, build_training_job, wait_until_finished
+from tests.support.agent_process import HASH, build_training_job, run_job
+from tests.support.in_process_agent import InProcessAgent
 from tests.support.node_api_server import NodeApiServer
 from trainer.node.disk_quota import PREPARING, DiskQuota
 from trainer.node.outcome import JobFailedError
@@ -126,31 +127,17 @@ def test_owner_and_sponsor_limits_hold_both(tmp_path: Path) -> None:
     assert DiskQuota(tmp_path).get_available_bytes() > 10 * MB
 
 
-@pytest.mark.usefixtures("requires_sandbox")
-def test_node_with_a_quota_evicts_an_old_dataset_for_a_job(site: NodeApiServer, node: Node) -> None:
-    old = add_dataset(node.home, "f" * 64, 25 * MB, 100)
-    lease = site.queue_job(build_training_job(site))
-    node.start("--disk", "30MB")
-    finish = wait_until_finished(site, lease).end
-    assert finish.outcome == "done", finish
-    assert not old.exists()
-    assert (node.home / "datasets" / HASH / "manifest.json").exists()
-    assert "Evicting ffff" in node.read_output()
-
-
-def test_leftover_of_a_preparation_is_removed_when_the_agent_starts(site: NodeApiServer, node: Node) -> None:
-    leftover = add_dataset(node.home, PREPARING, 25 * MB, 100)
-    lease = site.queue_job(build_training_job(site))
-    node.start()
-    finish = wait_until_finished(site, lease).end
-    assert finish.outcome == "done", finish
-    assert not leftover.exists()
-
-
-@pytest.mark.usefixtures("requires_sandbox")
-def test_job_above_the_quota_is_refused_with_a_reason(site: NodeApiServer, node: Node) -> None:
-    lease = site.queue_job(build_training_job(site))
-    node.start("--disk", "10MB")
-    finish = wait_until_finished(site, lease).end
-    assert (finish.outcome, finish.cause) == ("failed", "infrastructure")
-    assert finish.reason == "The job needs 0.02 GB of disk; of its quota this node has 0.01."
+def test_agent_with_a_quota_evicts_an_old_dataset_for_a_job(site: NodeApiServer, tmp_path: Path) -> None:
+    leftover, old = (add_dataset(tmp_path, name, 25 * MB, 100) for name in (PREPARING, "f" * 64))
+    agent = InProcessAgent(site, tmp_path, disk_bytes=30 * MB).start()
+    try:
+        finish = run_job(site, build_training_job(site)).end
+        assert finish.outcome == "done", finish
+        assert not leftover.exists(), "what a killed agent was preparing"
+        assert not old.exists()
+        assert (tmp_path / "datasets" / HASH / "manifest.json").exists()
+        finish = run_job(site, build_training_job(site, limits={"disk_bytes": 40 * MB})).end
+        assert (finish.outcome, finish.cause) == ("failed", "infrastructure")
+        assert finish.reason == "The job needs 0.04 GB of disk; of its quota this node has 0.03."
+    finally:
+        agent.stop()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
@@ -10,15 +9,15 @@ import psutil
 import pynvml
 import pytest
 
-from tests.support.agent_process import Node, build_training_job, wait_until_finished
-from tests.support.fake_gpus import GIB, Card, Nvml, build_driver_environment, pair
+from tests.support.agent_process import build_training_job, run_job
+from tests.support.fake_gpus import GIB, Card, Nvml, pair
+from tests.support.in_process_agent import InProcessAgent
 from tests.support.node_api_server import NodeApiServer
 from trainer.node import gpu_monitor, gpus
-from trainer.node.client import TransferSpeed
 from trainer.node.gpu_monitor import GpuMonitor
 from trainer.node.gpus import GpuReader, NvmlReader, UnreadableGpuReader, open_gpu_reader, select_visible_gpus
 from trainer.node.hardware import derive_labels, describe_gpus, detect_hardware, parse_gpu_model
-from trainer.protocol import Gpu, Hardware
+from trainer.protocol import Gpu
 from trainer.sandbox import gpu_devices
 
 pytestmark = pytest.mark.processes
@@ -47,38 +46,15 @@ def two(monkeypatch: pytest.MonkeyPatch) -> tuple[GpuReader, list[Card]]:
 # --- GPUs ------------------------------------------------------------------------------------------------------------
 
 
-def test_detect_hardware_reports_each_gpu(two: tuple[GpuReader, list[Card]], tmp_path: Path) -> None:
-    found = detect_hardware(5 * 10**11, ("bubblewrap",), two[0], bytes_per_second=2e6)
-    assert found.gpu_details == tuple(
-        Gpu(name="NVIDIA GeForce RTX 3090", memory_bytes=24 * GIB, driver="550.54.15", uuid=card.uuid)
-        for card in two[1]
-    )
-    assert found.gpus == ("NVIDIA GeForce RTX 3090",) * 2
-    assert (found.cuda, found.network_bytes_per_second) == ("12.4", 2e6)
-    assert {"3090", "2x3090", "2x24gb"} <= set(found.found_labels)
-
-
 def test_read_gpus_returns_current_values(two: tuple[GpuReader, list[Card]]) -> None:
-    reader, cards = two
-    cards[1].used, cards[1].temperature, cards[1].busy, cards[1].pids = 5 * GIB, 88, 97, [4711]
-    cards[1].reasons = HEAT | POWER_CAP
-    first, second = reader.read_gpus()
-    assert (first.used_bytes, first.temperature_celsius, first.throttled) == (300 << 20, 41, False)
-    assert (second.used_bytes, second.temperature_celsius, second.busy_percent) == (5 * GIB, 88, 97)
-    assert (second.throttled, second.processes) == (True, frozenset({4711}))
-
-
-def test_read_gpus_with_a_missing_temperature_returns_none(two: tuple[GpuReader, list[Card]]) -> None:
-    two[1][0].temperature = None
-    assert two[0].read_gpus()[0].temperature_celsius is None
-
-
-def test_read_gpus_at_the_power_cap_is_not_throttled(two: tuple[GpuReader, list[Card]]) -> None:
-    two[1][0].reasons = POWER_CAP
-    assert not two[0].read_gpus()[0].throttled
-
-
-def test_read_gpus_with_an_old_driver_finds_throttling() -> None:
+    reader, (first, second) = two
+    first.temperature, first.reasons = None, POWER_CAP
+    second.used, second.temperature, second.busy, second.pids = 5 * GIB, 88, 97, [4711]
+    second.reasons = HEAT | POWER_CAP
+    one, other = reader.read_gpus()
+    assert (one.used_bytes, one.temperature_celsius, one.throttled) == (300 << 20, None, False)
+    assert (other.used_bytes, other.temperature_celsius, other.busy_percent) == (5 * GIB, 88, 97)
+    assert (other.throttled, other.processes) == (True, frozenset({4711}))
     assert NvmlReader(Nvml([Card(reasons=HEAT)], old_driver=True)).read_gpus()[0].throttled
 
 
@@ -99,8 +75,9 @@ def test_detect_hardware_with_a_failing_gpu_reports_both(tmp_path: Path) -> None
     cards[0].error = 999
     reader = NvmlReader(Nvml(cards))
     found = detect_hardware(10**12, ("bubblewrap",), reader)
-    assert [gpu.uuid for gpu in found.gpu_details] == [cards[1].uuid]
-    assert found.gpus == ("NVIDIA GeForce RTX 3090",)
+    working = Gpu(name="NVIDIA GeForce RTX 3090", memory_bytes=24 * GIB, driver="550.54.15", uuid=cards[1].uuid)
+    assert found.gpu_details == (working,)
+    assert (found.gpus, found.cuda) == (("NVIDIA GeForce RTX 3090",), "12.4")
     assert {"1x3090", "1x24gb"} <= set(found.found_labels)
     assert found.unusable_gpus is not None
     problems = [(gpu.name, gpu.problem) for gpu in found.unusable_gpus]
@@ -137,14 +114,11 @@ def test_fake_nvml_matches_the_real_package() -> None:
     assert issubclass(pynvml.NVMLError, Exception)
 
 
-def test_open_gpu_reader_without_a_driver_imports_nothing(driver_only: Path) -> None:
-    script = (
-        "import sys, pathlib\nfrom trainer.node import gpus\nfrom trainer.sandbox import gpu_devices\n"
-        "gpu_devices.DRIVER = gpus.CONTROL = gpus.PCI_DEVICES = pathlib.Path('/nowhere')\n"
-        "reader = gpus.open_gpu_reader()\nassert (reader.gpus, reader.unusable_gpus) == ((), ())\n"
-        "assert 'pynvml' not in sys.modules\n"
-    )
-    subprocess.run([sys.executable, "-c", script], check=True, env={"PATH": "/nowhere"}, cwd=Path.cwd())
+def test_open_gpu_reader_without_a_driver_imports_nothing(driver_only: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(driver_only))
+    monkeypatch.setitem(sys.modules, "pynvml", None)  # importing it fails
+    reader = open_gpu_reader()
+    assert (reader.gpus, reader.unusable_gpus) == ((), ())
 
 
 def test_open_gpu_reader_with_a_failing_driver_names_the_gpus(
@@ -190,17 +164,13 @@ def test_select_visible_gpus_follows_cuda_visible_devices(words: str | None, fou
     ("name", "model"),
     [
         ("NVIDIA GeForce RTX 3090", "3090"),
-        ("NVIDIA GeForce RTX 3090 Ti", "3090ti"),
         ("NVIDIA GeForce RTX 4070 Ti SUPER", "4070tisuper"),
         ("NVIDIA H100 80GB HBM3", "h100"),
-        ("NVIDIA H100 PCIe", "h100"),
         ("NVIDIA A100-SXM4-40GB", "a100"),
         ("Tesla T4", "t4"),
         ("NVIDIA RTX A6000", "a6000"),
         ("NVIDIA RTX 6000 Ada Generation", "6000ada"),
-        ("NVIDIA L40S", "l40s"),
         ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", "pro6000"),
-        ("NVIDIA GeForce GTX 1080 Ti", "1080ti"),
     ],
 )
 def test_parse_gpu_model_shortens_names(name: str, model: str) -> None:
@@ -213,8 +183,6 @@ def test_parse_gpu_model_shortens_names(name: str, model: str) -> None:
         (25_757_220_864, "1x24gb"),  # RTX 3090
         (24_152_899_584, "1x24gb"),  # L4, with ECC
         (15_843_721_216, "1x12gb"),  # a T4 that reports less than 16 decimal GB is none of 16
-        (16_106_127_360, "1x16gb"),  # T4
-        (85_520_809_984, "1x80gb"),  # H100
         (150_754_820_096, "1x141gb"),  # H200
     ],
 )
@@ -222,12 +190,9 @@ def test_derive_labels_rounds_memory_to_market_sizes(memory: int, label: str) ->
     assert label in derive_labels([Gpu(name="", memory_bytes=memory)], 0)
 
 
-def test_derive_labels_of_a_mixed_machine_counts_per_size() -> None:
+def test_derive_labels_counts_cards_per_size_and_has_the_disk() -> None:
     mixed = [Gpu(name="NVIDIA GeForce RTX 3090", memory_bytes=24 * GIB), Gpu(name="Tesla T4", memory_bytes=16 * GIB)]
     assert derive_labels(mixed, 610 * 10**9) == ("1x24gb", "1x3090", "1xt4", "2x16gb", "3090", "500gb", "t4")
-
-
-def test_derive_labels_without_a_gpu_has_the_disk() -> None:
     assert derive_labels([], 99 * 10**9) == ("50gb",)
     assert derive_labels([], 10**9) == ()
 
@@ -238,13 +203,8 @@ def test_derive_labels_without_a_gpu_has_the_disk() -> None:
 def test_build_health_reports_the_worst_gpu(two: tuple[GpuReader, list[Card]]) -> None:
     two[1][1].temperature, two[1][1].reasons = 90, HEAT
     health = GpuMonitor(two[0]).build_health()
-    assert (health.temperature_celsius, health.throttled, health.gpu_used_bytes, health.idle_gpu, health.trouble) == (
-        90,
-        True,
-        600 << 20,
-        False,
-        "",
-    )
+    assert (health.temperature_celsius, health.throttled, health.gpu_used_bytes) == (90, True, 600 << 20)
+    assert (health.idle_gpu, health.trouble) == (False, "")
 
 
 def test_gpu_monitor_with_an_idle_job_warns_once(
@@ -252,63 +212,35 @@ def test_gpu_monitor_with_an_idle_job_warns_once(
 ) -> None:
     monkeypatch.setattr(gpu_monitor, "CACHE_SECONDS", -1)
     cards = pair()
-    monitor = GpuMonitor(NvmlReader(Nvml(cards)))
     cards[1].busy = 90  # the GPU of another slot
-    mine = (cards[0].uuid,)
-    for seconds in (0, 100, 299):
-        monitor.update_idle(0, mine, is_running=True, now=seconds)
-        assert not monitor.build_health().idle_gpu
-    for seconds in (301, 302):
-        monitor.update_idle(0, mine, is_running=True, now=seconds)
-        assert monitor.build_health().idle_gpu
+    monitor, without_gpu = GpuMonitor(NvmlReader(Nvml(cards))), GpuMonitor(UnreadableGpuReader())
+    for seconds, is_idle in ((0, False), (100, False), (299, False), (301, True), (302, True), (303, False)):
+        cards[0].busy = 60 if seconds == 303 else 0
+        monitor.update_idle(0, (cards[0].uuid,), is_running=True, now=seconds)
+        without_gpu.update_idle(0, (), is_running=True, now=seconds)
+        assert (monitor.build_health().idle_gpu, without_gpu.build_health().idle_gpu) == (is_idle, False)
     assert caplog.text.count("has had nothing to do for 5 minutes") == 1
-    cards[0].busy = 60
-    monitor.update_idle(0, mine, is_running=True, now=303)
-    assert not monitor.build_health().idle_gpu
-
-
-def test_gpu_monitor_without_a_gpu_is_never_idle() -> None:
-    monitor = GpuMonitor(UnreadableGpuReader())
-    for seconds in (0, 1000):
-        monitor.update_idle(0, (), is_running=True, now=seconds)
-    assert not monitor.build_health().idle_gpu
-
-
-def test_transfer_speed_is_the_slower_direction() -> None:
-    speed = TransferSpeed()
-    speed.record("up", 10_000, 1)
-    assert speed.bytes_per_second is None, "a small transfer is not measured"
-    for seconds in (1, 2, 100):
-        speed.record("up", 8_000_000, seconds)
-    assert speed.bytes_per_second == 4_000_000
-    speed.record("down", 3_000_000, 1)
-    assert speed.bytes_per_second == 3_000_000
 
 
 # --- a real agent ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("requires_sandbox")
 def test_node_registers_hardware_and_reports_health(
-    site: NodeApiServer, node: Node, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    site: NodeApiServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    cards = [*pair(temperature=77), Card(error=15)]
-    for name, value in build_driver_environment(tmp_path / "driver", cards).items():
-        monkeypatch.setenv(name, value)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    lease = site.queue_job(build_training_job(site, steps=10, pace=0.1))
-    assert node.start("--once", "--label", "cellar").wait() == 0
-    registered = site.registered[0]
-    assert registered.labels == ("cellar",)
-    assert {"2x3090", "2x24gb"} <= set(registered.hardware.found_labels)
-    assert [gpu.memory_bytes for gpu in registered.hardware.gpu_details] == [24 * GIB] * 2
-    assert registered.hardware.unusable_gpus is not None
-    assert registered.hardware.unusable_gpus[0].problem == "It does not answer (GPU is lost)."
-    output = node.read_output()
-    assert output.count("Found NVIDIA GeForce RTX 3090, 24 GB. Jobs may use it.") == 2
-    assert "Found GPU 2. No job may use it. It does not answer (GPU is lost)." in output
-    assert Hardware.model_validate_json(registered.hardware.model_dump_json()) == registered.hardware
-    polled, beat = site.polls[0].health, wait_until_finished(site, lease).heartbeats[-1].health
+    reader = NvmlReader(Nvml([*pair(temperature=77), Card(error=15)]))
+    agent = InProcessAgent(site, tmp_path / "agent", reader=reader).start()
+    try:
+        held = run_job(site, build_training_job(site, steps=10, pace=0.1))
+    finally:
+        agent.stop()
+    registered = site.registered[0].hardware
+    assert {"2x3090", "2x24gb"} <= set(registered.found_labels)
+    assert [gpu.memory_bytes for gpu in registered.gpu_details] == [24 * GIB] * 2
+    assert registered.unusable_gpus is not None
+    assert registered.unusable_gpus[0].problem == "It does not answer (GPU is lost)."
+    polled, beat = site.polls[0].health, held.heartbeats[-1].health
     assert polled is not None
     assert polled.temperature_celsius == 77
     assert beat is not None

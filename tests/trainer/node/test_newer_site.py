@@ -1,16 +1,14 @@
-"""An agent at a newer site ignores unknown fields of replies and refuses orders with unknown fields."""
+"""Signed orders are parsed strictly; of a newer site's replies an agent ignores unknown fields."""
 
 from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.agent_process import build_training_job, wait_until_finished
+from tests.support.agent_process import build_training_job, run_job
 from tests.support.in_process_agent import InProcessAgent
 from tests.support.node_api_server import NodeApiServer
 from trainer import protocol
@@ -38,35 +36,13 @@ def newer_site(site: NodeApiServer) -> NodeApiServer:
     return site
 
 
-@pytest.fixture
-def agent(newer_site: NodeApiServer, tmp_path: Path) -> Iterator[InProcessAgent]:
-    made = InProcessAgent(newer_site, tmp_path / "node").start()
-    yield made
-    made.stop()
-
-
 def test_node_ignores_unknown_fields_of_replies(newer_site: NodeApiServer, agent: InProcessAgent) -> None:
-    finish = wait_until_finished(newer_site, newer_site.queue_job(build_training_job(newer_site))).end
+    agent.start()
+    finish = run_job(newer_site, build_training_job(newer_site)).end
     assert finish.outcome == "done", finish.reason
     assert newer_site.polls[0].hardware.kinds == tuple(kind for kind in JOB_HANDLERS if kind != "rephrase"), (
         "a node without a back end offers all kinds but rephrase"
     )
-
-
-def test_order_with_unknown_fields_is_handed_back(newer_site: NodeApiServer, agent: InProcessAgent) -> None:
-    def add_order_field(spec: str) -> str:
-        words = json.loads(spec)
-        words["order"]["curriculum"] = "easy first"
-        return json.dumps(words)
-
-    newer_site.rewrite = add_order_field
-    held = wait_until_finished(newer_site, newer_site.queue_job(build_training_job(newer_site)))
-    assert (held.end.outcome, held.end.cause) == ("failed", "infrastructure")
-    assert held.end.reason == "The order cannot be understood: update this agent. Nothing was run."
-    assert held.log == ""
-    newer_site.rewrite = lambda spec: spec
-    after = wait_until_finished(newer_site, newer_site.queue_job(build_training_job(newer_site))).end
-    assert after.outcome == "done", "the next job is done"
 
 
 def sign_spec(site: NodeApiServer, spec: str) -> tuple[protocol.Lease, Identity]:
@@ -75,16 +51,35 @@ def sign_spec(site: NodeApiServer, spec: str) -> tuple[protocol.Lease, Identity]
     return protocol.Lease(lease=1, token="t", seconds=9, spec=spec, signature=signature), identity
 
 
+def read_spec(site: NodeApiServer) -> Any:
+    """Return the fields of a job for lease 1 of node 7."""
+    return json.loads(protocol.encode_message(build_training_job(site).model_copy(update={"lease": 1, "node": 7})))
+
+
 @pytest.mark.parametrize("where", [(), ("limits",), ("order",), ("order", "dataset")], ids=lambda path: ".".join(path))
 def test_job_spec_is_parsed_strictly_at_every_depth(site: NodeApiServer, where: tuple[str, ...]) -> None:
-    words = json.loads(protocol.encode_message(build_training_job(site).model_copy(update={"lease": 1, "node": 7})))
+    words = inner = read_spec(site)
     assert verify_order(*sign_spec(site, json.dumps(words))).order.kind == "train"
-    inner = words
     for name in where:
         inner = inner[name]
     inner["later"] = True
-    with pytest.raises(UntrustedOrderError, match="update this agent"):
+    with pytest.raises(UntrustedOrderError, match=r"update this agent\. Nothing was run"):
         verify_order(*sign_spec(site, json.dumps(words)))
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"node": 8}, "The order is for node 8, this is node 7. Nothing was run."),
+        ({"lease": 99}, "The order is for lease 99, this is lease 1. Nothing was run."),
+        ({"version": 2}, "The order is of version 2, this agent's is 1: update it."),
+    ],
+)
+def test_order_for_another_node_lease_or_version_is_refused(
+    site: NodeApiServer, change: dict[str, int], reason: str
+) -> None:
+    with pytest.raises(UntrustedOrderError, match=reason):
+        verify_order(*sign_spec(site, json.dumps(read_spec(site) | change)))
 
 
 def test_job_spec_omits_unused_fields_for_older_agents(site: NodeApiServer) -> None:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import random
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import trainer
 from scheduler import storage
-from tests.support.agent_process import build_dataset_pin, build_job, build_training_job, wait_until_finished
+from tests.support.agent_process import build_dataset_pin, build_job, build_training_job, run_job
 from tests.support.in_process_agent import InProcessAgent
 from tests.support.node_api_server import NodeApiServer, read_json_blob
 from trainer import protocol
@@ -20,9 +18,8 @@ from trainer import protocol
 pytestmark = pytest.mark.processes
 
 LIMITS = protocol.JobLimits(wall_seconds=300, memory_bytes=4 * 10**9, disk_bytes=10**9, processes=256)
-MODEL = {"depth": 2, "width": 32, "heads": 2}
-NUMBERS = {"sequence_length": 32, "batch": 4, "dev_tokens": 256, "sample_tokens": 0, "precision": "fp32"}
-CONFIG = {"arch": "gpt", "seed": 1, "model": MODEL, "train": NUMBERS, "device": "cpu", "threads": 1}
+TRAIN = {"sequence_length": 32, "batch": 4, "dev_tokens": 256, "sample_tokens": 0, "precision": "fp32"}
+CONFIG = {"arch": "gpt", "model": {"depth": 2, "width": 32, "heads": 2}, "train": TRAIN, "device": "cpu", "threads": 1}
 
 
 def store_base_weights(site: NodeApiServer, run: Path, name: str = "run-12") -> protocol.BaseWeights:
@@ -35,63 +32,27 @@ def store_base_weights(site: NodeApiServer, run: Path, name: str = "run-12") -> 
     )
 
 
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from trainer.data.dataset import prepare_dataset
-
-    folder = tmp_path_factory.mktemp("data")
-    chance = random.Random(3)
-    words = ["ada", "bob", "eve", "sees", "meets", "greets", "a", "the", "train", "night"]
-    for number in range(60):
-        (folder / f"{number}.txt").write_text(" ".join(chance.choice(words) for _ in range(120)))
-    prepare_dataset(f"files:{folder}/*.txt", "bpe:300", folder / "dataset")
-    return folder / "dataset"
-
-
-@pytest.fixture(scope="module")
-def base_run(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from trainer.train import main
-
-    folder = tmp_path_factory.mktemp("runs")
-    (folder / "base.json").write_text(json.dumps({**CONFIG, "budget": "30steps"}))
-    words = ["--config", str(folder / "base.json"), "--dataset", str(data), "--out", str(folder / "base")]
-    assert main(words) == 0
-    return folder / "base"
-
-
-def dev_losses(held: Any) -> list[float]:
-    return [row["loss"] for row in held.rows if row["kind"] == "dev"]
-
-
 @pytest.mark.slow
 def test_training_starts_from_another_runs_weights(
-    site: NodeApiServer, data: Path, base_run: Path, tmp_path: Path
+    site: NodeApiServer, dataset_folder: Path, tiny_run: Path, agent: InProcessAgent
 ) -> None:
-    agent = InProcessAgent(site, tmp_path / "node")
-    pin = protocol.DatasetPin(
-        corpus="files:x", tokenizer="bpe:300", hash=json.loads((data / "manifest.json").read_text())["hash"]
-    )
-    shutil.copytree(data, tmp_path / "node" / "datasets" / pin.hash)
-    base = store_base_weights(site, base_run)
+    hash = json.loads((dataset_folder / "manifest.json").read_text())["hash"]
+    pin = protocol.DatasetPin(corpus="files:x", tokenizer="bpe:320", hash=hash)
+    shutil.copytree(dataset_folder, agent.home / "datasets" / pin.hash)
+    base = store_base_weights(site, tiny_run)
     order = protocol.TrainOrder(dataset=pin, config={**CONFIG, "seed": 2, "budget": "3steps"}, base=base)
     spec = build_job(site, order, entry=False, limits=LIMITS)
     release = site.store_blob(storage.pack_sources(Path(trainer.__file__).parent), "release.tar")
-    lease = site.queue_job(spec.model_copy(update={"release": release}))
     agent.start()
-    try:
-        held = wait_until_finished(site, lease)
-    finally:
-        agent.stop()
+    held = run_job(site, spec.model_copy(update={"release": release}))
     assert held.end.outcome == "done", held.end.reason + held.log
-    learned = json.loads((base_run / "result.json").read_text())["final_loss"]
-    assert dev_losses(held)[0] == pytest.approx(learned, abs=1e-6), "the first loss is the last one of the other run"
+    learned = json.loads((tiny_run / "result.json").read_text())["final_loss"]
+    first = next(row["loss"] for row in held.rows if row["kind"] == "dev")
+    assert first == pytest.approx(learned, abs=1e-6), "the first loss is the last one of the other run"
     weights = next(file for file in base.checkpoint.files if file.path == "model.safetensors")
     start = read_json_blob(site, held.end.files[0])["from"]
-    assert (start["name"], start["sha256"], start["new"]) == (
-        f"run-12/step-{base.checkpoint.step:08d}",
-        weights.sha256,
-        [],
-    )
+    name = f"run-12/step-{base.checkpoint.step:08d}"
+    assert (start["name"], start["sha256"], start["new"]) == (name, weights.sha256, [])
 
 
 # --- files of the job, with a release that does not train ---
@@ -109,47 +70,30 @@ def small_base(site: NodeApiServer) -> protocol.BaseWeights:
     )
 
 
-def run_and_read_config(site: NodeApiServer, tmp_path: Path, spec: protocol.JobSpec) -> dict[str, Any]:
-    """Run the job and return the configuration of its process."""
-    agent = InProcessAgent(site, tmp_path / "node").start()
-    try:
-        finish = wait_until_finished(site, site.queue_job(spec)).end
-    finally:
-        agent.stop()
-    assert finish.outcome == "done", finish.reason
-    return dict(read_json_blob(site, finish.files[0])["config"])
-
-
 def test_base_weights_come_without_optimizer_state(
-    site: NodeApiServer, small_base: protocol.BaseWeights, tmp_path: Path
+    site: NodeApiServer, small_base: protocol.BaseWeights, agent: InProcessAgent
 ) -> None:
+    agent.start()
     spec = build_training_job(site)
-    spec = spec.model_copy(update={"order": spec.order.model_copy(update={"base": small_base})})
-    start = run_and_read_config(site, tmp_path, spec)["from"]
-    assert start.endswith("/base/run-7/checkpoints/step-00000040")
+    held = run_job(site, spec.model_copy(update={"order": spec.order.model_copy(update={"base": small_base})}))
+    config = read_json_blob(site, held.end.files[0])["config"]
+    assert config["from"].endswith("/base/run-7/checkpoints/step-00000040")
     fetched = [request.rpartition("/")[2] for request in site.requests if request.startswith("GET")]
     assert small_base.run.sha256 in fetched
-    assert {file.path for file in small_base.checkpoint.files if file.sha256 in fetched} == {
-        "model.safetensors",
-        "manifest.json",
-    }
-
-
-def test_entry_cannot_choose_its_base_weights(site: NodeApiServer, tmp_path: Path) -> None:
-    assert "from" not in run_and_read_config(site, tmp_path, build_training_job(site, **{"from": "/etc"}))
+    names = {file.path for file in small_base.checkpoint.files if file.sha256 in fetched}
+    assert names == {"model.safetensors", "manifest.json"}
+    held = run_job(site, build_training_job(site, **{"from": "/etc"}))
+    assert "from" not in read_json_blob(site, held.end.files[0])["config"], "an entry cannot choose them"
 
 
 def test_replay_starts_from_the_same_base_weights(
-    site: NodeApiServer, small_base: protocol.BaseWeights, tmp_path: Path
+    site: NodeApiServer, small_base: protocol.BaseWeights, agent: InProcessAgent
 ) -> None:
+    agent.start()
     files = (site.store_blob(b"weights 10 " * 100, "model.safetensors"), site.store_blob(b"{}", "state.json"))
     claimed = protocol.Checkpoint(step=10, files=files)
     order = protocol.ReplayOrder(dataset=build_dataset_pin(), config={"steps": 20}, base=small_base, claimed=claimed)
-    agent = InProcessAgent(site, tmp_path / "node").start()
-    try:
-        finish = wait_until_finished(site, site.queue_job(build_job(site, order))).end
-    finally:
-        agent.stop()
+    finish = run_job(site, build_job(site, order)).end
     assert finish.outcome == "done", finish.reason
     assert finish.result["exact"]
     assert any(small_base.run.sha256 in request for request in site.requests)

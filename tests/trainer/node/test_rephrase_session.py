@@ -1,26 +1,33 @@
-"""Rephrase sessions of a volunteer over real sockets, with outages of the site and of the back end."""
+"""Rephrase sessions of a volunteer, with outages of the site and of the back end, and the status that they show."""
 
 from __future__ import annotations
 
+import io
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from rich.console import Console
 
-from tests.support.agent_process import Node
 from tests.support.agent_thread import AgentThread
 from tests.support.genesis import texts
 from tests.support.model_server import NAME, EchoModel, SynonymModel, serve_model
+from tests.support.rephrasings import GOOD, SOURCE
 from tests.support.waits import WAIT_SECONDS, wait_until
 from tests.trainer.node.packet_api_server import PacketApiServer
 from trainer import protocol
 from trainer.distributed.ports import find_free_port
-from trainer.node import rephrase_session
+from trainer.node import console, rephrase_session
 from trainer.node.agent import Agent, AgentStoppedError
 from trainer.node.client import SiteClient
+from trainer.node.console import StatusDisplay, build_status_panel
+from trainer.node.rephrase_session import RephraseStats, build_status_rows, format_status_line
 from trainer.rephrase.backends import BackendConfig
+from trainer.rephrase.checks import REASONS
 from trainer.rephrase.flags import RephraseOffer
 from trainer.rephrase.serve import CompletionServer
 from trainer.sandbox import get_driver
@@ -77,11 +84,17 @@ def wait_until_ended(site: PacketApiServer, lease: int) -> protocol.FinishLease:
     return site.leases[lease].end
 
 
+@pytest.mark.parametrize("has_outage", [False, True])
 def test_session_submits_every_packet_once(
-    site: PacketApiServer, add_volunteer: AddVolunteer, model_server: CompletionServer
+    site: PacketApiServer, add_volunteer: AddVolunteer, model_server: CompletionServer, has_outage: bool
 ) -> None:
     site.add_packets(texts(30), STYLES)
     lease = site.queue_session()
+    if has_outage:
+        site.inject_fault("unanswered", "/packets/take", 1)
+        site.inject_fault("down", "/packets", 1)
+        for kind in ("unanswered", "busy", "garbled"):
+            site.inject_fault(kind, "/packets/submit", 1)
     add_volunteer(model_server.url)
     finish = wait_until_ended(site, lease)
     assert finish.outcome == "done", finish.reason
@@ -89,10 +102,12 @@ def test_session_submits_every_packet_once(
     assert (result.packets, result.outputs) == (30, 60)
     assert result.accepted >= 57  # the model samples, so a few texts fail the checks
     assert result.tokens > 1000
-    assert set(site.submission_counts.values()) == set(site.stored_counts.values()) == {1}
-    assert len(site.taken) == 30
     assert finish.seconds is not None
     assert finish.seconds > 0
+    assert len(site.taken) == 30
+    assert set(site.stored_counts.values()) == {1}
+    # With the outage one answer never came, and one was a proxy's.
+    assert max(site.submission_counts.values()) == (3 if has_outage else 1)
     hardware = site.volunteers[0].hardware
     assert hardware.kinds == ("rephrase",)
     assert hardware.rephraser == protocol.Rephraser(back_end="endpoint", models=(NAME,))
@@ -108,33 +123,6 @@ def test_session_without_packets_lasts_a_minimum_time(
     assert finish.outcome == "done"
     assert finish.seconds is not None
     assert finish.seconds >= 1.5
-
-
-def test_session_takes_packets_ahead_of_the_back_end(site: PacketApiServer, add_volunteer: AddVolunteer) -> None:
-    site.add_packets(texts(400), ("easy",))
-    site.queue_session()
-    with serve_model(SynonymModel(seconds=0.2)) as service:
-        add_volunteer(service.url, parallel=4)
-        wait_until(lambda: site.assigned and len(next(iter(site.assigned.values()))) >= 12)
-        wait_until(lambda: len(site.taken) >= 8)
-        assert len(next(iter(site.assigned.values()))) <= 40
-
-
-def test_session_during_a_site_outage_loses_nothing(
-    site: PacketApiServer, add_volunteer: AddVolunteer, model_server: CompletionServer
-) -> None:
-    site.add_packets(texts(30), STYLES)
-    lease = site.queue_session()
-    site.inject_fault("unanswered", "/packets/take", 1)
-    site.inject_fault("down", "/packets", 1)
-    site.inject_fault("unanswered", "/packets/submit", 1)
-    site.inject_fault("busy", "/packets/submit", 1)
-    site.inject_fault("garbled", "/packets/submit", 1)
-    add_volunteer(model_server.url)
-    assert wait_until_ended(site, lease).outcome == "done"
-    assert len(site.taken) == 30
-    assert set(site.stored_counts.values()) == {1}
-    assert max(site.submission_counts.values()) == 3  # one answer never came, one was a proxy's
 
 
 def test_session_waits_for_an_unavailable_back_end(site: PacketApiServer, add_volunteer: AddVolunteer) -> None:
@@ -266,9 +254,6 @@ def test_session_with_an_unsupported_campaign_fails_with_a_reason(
 def test_rephrase_join_without_an_account_runs_one_session(
     site: PacketApiServer, tmp_path: Path, model_server: CompletionServer
 ) -> None:
-    import subprocess
-    import sys
-
     site.add_packets(texts(6), STYLES)
     lease = site.queue_session()
     command = [sys.executable, "-m", "trainer.cli", "rephrase", "join", "--server", site.address, "--once"]
@@ -282,27 +267,52 @@ def test_rephrase_join_without_an_account_runs_one_session(
     assert [volunteer.name for volunteer in site.volunteers] == ["volunteer"]
 
 
-def test_rephrase_join_with_bad_flags_prints_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    from trainer.cli.main import main
-
-    command = ["rephrase", "join", "--home", str(tmp_path), "--server", "http://127.0.0.1:9"]
-    for more, sentence in (
+def test_rephrase_join_with_bad_flags_prints_one_line(refuse: Callable[..., str], tmp_path: Path) -> None:
+    for flags, sentence in (
         (["--endpoint", "nowhere"], "is not an address"),
         (["--backend", "transformers"], "name one with --model"),
         (["--endpoint", "http://127.0.0.1:9/v1"], "cannot be reached"),
         (["--weights", "folder", "--backend", "transformers"], "--weights needs --model"),
+        (["--parallel", "0"], "--parallel"),
     ):
-        assert main([*command, *more]) == 2
-        output = capsys.readouterr()
-        assert sentence in output.err
-        assert len(output.err.splitlines()) == 1
-    with pytest.raises(SystemExit):
-        main([*command, "--parallel", "0"])
+        words = ("rephrase", "join", "--home", tmp_path, "--server", "http://127.0.0.1:9", *flags)
+        assert sentence in refuse(*words)
 
 
-def test_node_without_a_back_end_does_not_offer_rephrasing(site: PacketApiServer, node: Node) -> None:
-    node.start(sandbox="none")
-    wait_until(lambda: site.polls)
-    assert site.polls[0].hardware.kinds is not None
-    assert "rephrase" not in site.polls[0].hardware.kinds
-    assert site.polls[0].hardware.rephraser is None
+# --- the status of a session ------------------------------------------------------------------------------------------
+
+
+def build_stats() -> RephraseStats:
+    stats = RephraseStats()
+    stats.packets, stats.outputs, stats.accepted, stats.tokens, stats.writing, stats.waiting = 7, 28, 21, 5000, 4, 12
+    stats.refused.update({"copied": 5, "meaning": 2})
+    stats.sample = ("easy", SOURCE, GOOD["easy"])
+    return stats
+
+
+def print_panel(title: str, stats: RephraseStats) -> str:
+    file = io.StringIO()
+    Console(file=file, width=110).print(build_status_panel(title, build_status_rows(stats), "subtitle"))
+    return file.getvalue()
+
+
+def test_panel_shows_counters_reasons_and_a_sample() -> None:
+    stats = build_stats()
+    stats.sample = ("easy", SOURCE, "[/nothing] " + GOOD["easy"])
+    text = print_panel("genesis with [bold]", stats)
+    assert "genesis with [bold]" in text, "markup is shown literally"
+    assert "28 submitted, 21 accepted by the site (75.0%)" in text
+    assert "4 being written, 12 waiting" in text
+    for words in ("Refused 5", REASONS["copied"], "When on board", "Easy", "[/nothing] I was on a ship."):
+        assert words in text
+    assert "(-)" in print_panel("before the first submission", RephraseStats())
+
+
+def test_display_without_a_terminal_logs_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(console, "LINE_SECONDS", 0.01)
+    lines: list[str] = []
+    with StatusDisplay("title", "", lambda: format_status_line(build_stats()), list, lines.append, can_draw=False):
+        while not lines:
+            time.sleep(0.01)
+    assert lines[0].startswith("7 packets submitted, 28 texts, 75% accepted, ")
+    assert format_status_line(RephraseStats()) == "0 packets submitted, 0 texts, 0 tokens/s."

@@ -94,24 +94,22 @@ def test_meter_follows_an_extended_limit() -> None:
     assert meter.check(1, 821) is None
 
 
-def end_process(code: int, limit_error: str | None = None) -> Any:
-    return SimpleNamespace(poll=lambda: code, limit_error=limit_error, is_out_of_time=False)
-
-
-def test_swarm_without_text_does_not_blame_the_node(tmp_path: Path) -> None:
-    write_failure(tmp_path, "order", "no worker is at stage 2")
-    with pytest.raises(JobFailedError, match="no worker is at stage 2") as error:
-        describe_sampling(end_process(ExitCode.USER_ERROR), tmp_path)
-    assert error.value.fault == "order"
-
-
-def test_sampling_beyond_a_limit_does_not_blame_the_node(tmp_path: Path) -> None:
-    with pytest.raises(JobFailedError, match=r"It used too much memory\.$") as error:
-        describe_sampling(end_process(-9, "It used too much memory."), tmp_path)
-    assert error.value.fault == "order"
-
-
-def test_crash_of_sampling_is_a_fault_of_the_node(tmp_path: Path) -> None:
-    with pytest.raises(JobFailedError, match="Sampling from the swarm failed") as error:
-        describe_sampling(end_process(1), tmp_path)
-    assert error.value.fault == "machine"
+@pytest.mark.parametrize(
+    ("code", "limit_error", "reason", "fault"),
+    [
+        (ExitCode.USER_ERROR, None, "no worker is at stage 2", "order"),
+        (-9, "It used too much memory.", r"It used too much memory\.$", "order"),
+        (1, None, "Sampling from the swarm failed", "machine"),
+    ],
+)
+def test_failed_sampling_from_a_swarm_blames_the_node_for_crashes_only(
+    code: int, limit_error: str | None, reason: str, fault: str, tmp_path: Path
+) -> None:
+    if code == ExitCode.USER_ERROR:
+        write_failure(tmp_path, "order", reason)
+    process = SlowProcess(lambda now: None, end=1)
+    process.poll = lambda: code  # type: ignore[method-assign]
+    process.limit_error = limit_error
+    with pytest.raises(JobFailedError, match=reason) as error:
+        describe_sampling(process, tmp_path)
+    assert error.value.fault == fault

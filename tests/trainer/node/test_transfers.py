@@ -7,18 +7,17 @@ import hashlib
 import io
 import random
 import re
-import threading
 from collections.abc import Iterator
 from contextlib import suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 
 import httpx
 import pytest
 
+from tests.support.http_server import Handler, run_server
 from trainer.cli.join_site import parse_rate
-from trainer.node import client as agent_client
 from trainer.node import client as site_client
 from trainer.node.agent import Agent
 from trainer.node.blobs import BlobCache
@@ -28,6 +27,7 @@ from trainer.node.client import (
     RequestRefusedError,
     ServerUnreachableError,
     SiteClient,
+    TransferSpeed,
     UploadRate,
     check_response,
     read_chunks,
@@ -40,63 +40,49 @@ CONTENT = random.Random(11).randbytes(3 << 20)
 FILE = FileRef(path="model.safetensors", sha256=hashlib.sha256(CONTENT).hexdigest(), size=len(CONTENT))
 
 
+@dataclass
 class Store:
     """A server of one file whose connections break after the given numbers of bytes."""
 
-    def __init__(self) -> None:
-        self.content = CONTENT
-        self.cuts: list[int] = []
-        """Bytes after which the connections of the next responses are closed. Later responses are complete."""
-        self.knows_ranges = True
-        self.offsets: list[int] = []
-        """First byte of each request."""
-        self.sent = 0
-        store = self
+    content: bytes = CONTENT
+    cuts: list[int] = field(default_factory=list)
+    """Bytes after which the connections of the next responses are closed. Later responses are complete."""
+    knows_ranges: bool = True
+    offsets: list[int] = field(default_factory=list)
+    """First byte of each request."""
+    sent: int = 0
+    address: str = ""
 
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
 
-            def log_message(self, *_: object) -> None:
-                pass
+class StoreHandler(Handler):
+    store: Store
 
-            def do_GET(self) -> None:
-                match = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
-                first = int(match[1]) if match else 0
-                store.offsets.append(first)
-                size = len(store.content)
-                if not store.knows_ranges:
-                    first = 0
-                if first and first >= size:
-                    self.send_response(416)
-                    self.send_header("Content-Length", "0")
-                    self.end_headers()
-                    return
-                self.send_response(206 if first else 200)
-                if first:
-                    self.send_header("Content-Range", f"bytes {first}-{size - 1}/{size}")
-                self.send_header("Content-Length", str(size - first))
-                self.end_headers()
-                body = store.content[first:]
-                cut = store.cuts.pop(0) if store.cuts else len(body)
-                store.sent += min(cut, len(body))  # counted before the client receives them
-                self.wfile.write(body[:cut])
-                self.close_connection = cut < len(body)
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.address = f"http://127.0.0.1:{self._server.server_address[1]}"
-        threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
+    def do_GET(self) -> None:
+        store = self.store
+        match = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
+        store.offsets.append(int(match[1]) if match else 0)
+        first, size = store.offsets[-1] if store.knows_ranges else 0, len(store.content)
+        if first and first >= size:
+            self.send(416)
+            return
+        self.send_response(206 if first else 200)
+        if first:
+            self.send_header("Content-Range", f"bytes {first}-{size - 1}/{size}")
+        self.send_header("Content-Length", str(size - first))
+        self.end_headers()
+        body = store.content[first:]
+        cut = store.cuts.pop(0) if store.cuts else len(body)
+        store.sent += min(cut, len(body))  # counted before the client receives them
+        self.wfile.write(body[:cut])
+        self.close_connection = cut < len(body)
 
 
 @pytest.fixture
 def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
-    monkeypatch.setattr(agent_client, "BACKOFF_SECONDS", 0.01)
-    made = Store()
-    yield made
-    made.close()
+    monkeypatch.setattr(site_client, "BACKOFF_SECONDS", 0.01)
+    store = Store()
+    with run_server(StoreHandler, store=store) as store.address:
+        yield store
 
 
 @pytest.fixture
@@ -130,23 +116,26 @@ def test_download_whose_partial_file_is_evicted_restarts(store: Store, client: S
     assert store.offsets == [0, 0]
 
 
+@pytest.mark.parametrize(
+    ("partial", "offsets"),
+    [(CONTENT[:2_000_000], [2_000_000]), (b"x" * 1_000_000, [1_000_000, 0]), (CONTENT + b"x", [0])],
+    ids=["of this file", "of another file", "too large"],
+)
+def test_blob_cache_with_a_partial_file_resumes_or_restarts(
+    store: Store, client: SiteClient, tmp_path: Path, partial: bytes, offsets: list[int]
+) -> None:
+    (tmp_path / f"{FILE.sha256}.partial").write_bytes(partial)
+    cache = BlobCache(tmp_path)
+    path = cache.get(FILE, lambda file, target: download_file(client, "/x", file, target, lambda: False), lambda: None)
+    assert path.read_bytes() == CONTENT
+    assert store.offsets == offsets
+
+
 def test_download_without_range_support_restarts(store: Store, client: SiteClient, tmp_path: Path) -> None:
     store.knows_ranges = False
     store.cuts = [2_000_000]
     assert download_content(client, tmp_path / "file") == CONTENT
     assert store.offsets == [0, 2_000_000]
-
-
-def test_download_with_parts_of_two_files_restarts(store: Store, client: SiteClient, tmp_path: Path) -> None:
-    (tmp_path / "file").write_bytes(b"x" * 1_000_000)  # bytes of another file
-    assert download_content(client, tmp_path / "file") == CONTENT
-    assert store.offsets == [1_000_000, 0]
-
-
-def test_download_with_an_oversized_partial_file_restarts(store: Store, client: SiteClient, tmp_path: Path) -> None:
-    (tmp_path / "file").write_bytes(CONTENT + b"x")
-    assert download_content(client, tmp_path / "file") == CONTENT
-    assert store.offsets == [0]
 
 
 @pytest.mark.parametrize("content", [CONTENT[:-1] + b"?", CONTENT + b"?"], ids=["other bytes", "too many"])
@@ -161,22 +150,6 @@ def test_download_of_a_short_file_retries_until_given_up(store: Store, client: S
     store.content = CONTENT[:1000]
     with pytest.raises(GaveUpError):
         download_file(client, "/leases/1/blobs/x", FILE, tmp_path / "file", lambda: len(store.offsets) > 4)
-
-
-def test_download_of_an_empty_file_creates_it(store: Store, client: SiteClient, tmp_path: Path) -> None:
-    store.content = b""
-    empty = FileRef(path="empty", sha256=hashlib.sha256(b"").hexdigest(), size=0)
-    download_file(client, "/leases/1/blobs/x", empty, tmp_path / "file", lambda: False)
-    assert (tmp_path / "file").read_bytes() == b""
-
-
-def test_blob_cache_with_a_partial_file_resumes_the_download(store: Store, client: SiteClient, tmp_path: Path) -> None:
-    (tmp_path / f"{FILE.sha256}.partial").write_bytes(CONTENT[:2_000_000])
-    path = BlobCache(tmp_path).get(
-        FILE, lambda file, to: download_file(client, "/leases/1/blobs/x", file, to, lambda: False), lambda: None
-    )
-    assert path.read_bytes() == CONTENT
-    assert store.offsets == [2_000_000]
 
 
 @pytest.fixture
@@ -212,29 +185,31 @@ def test_two_clients_of_a_node_share_the_rate(clock: list[float]) -> None:
     first.close()
 
 
-def test_upload_without_a_rate_does_not_wait(clock: list[float]) -> None:
-    assert send(UploadRate(), 3 << 20) == [1 << 20] * 3
-    assert clock == [100.0]
+def test_hardware_reports_the_slower_of_measured_rate_and_limit(tmp_path: Path) -> None:
+    for measured, expected in ((0, 2e6), (9_000_000, 2e6), (1_000_000, 1e6)):
+        client = SiteClient("http://127.0.0.1:1", "token", upload_rate=UploadRate(2_000_000))
+        client.speed.record("up", measured, 1.0)
+        agent = Agent(client, tmp_path, get_driver("none"), ())
+        assert agent.detect_hardware().network_bytes_per_second == expected
+        client.close()
 
 
 def test_rate_is_parsed_or_refused_with_a_reason() -> None:
     assert (parse_rate("20MB"), parse_rate("1.5MiB/s")) == (20_000_000, 1_572_864)
-    with pytest.raises(argparse.ArgumentTypeError, match="is not a size"):
-        parse_rate("fast")
-    with pytest.raises(argparse.ArgumentTypeError, match="too slow: give 100kB or more"):
-        parse_rate("1kB")
+    for text, reason in (("fast", "is not a size"), ("1kB", "too slow: give 100kB or more")):
+        with pytest.raises(argparse.ArgumentTypeError, match=reason):
+            parse_rate(text)
 
 
-@pytest.mark.parametrize(("measured", "limit", "expected"), [(None, 2e6, 2e6), (9e6, 2e6, 2e6), (1e6, 2e6, 1e6)])
-def test_hardware_reports_the_slower_of_measured_rate_and_limit(
-    tmp_path: Path, measured: float | None, limit: float, expected: float
-) -> None:
-    client = SiteClient("http://127.0.0.1:1", "token", upload_rate=UploadRate(int(limit)))
-    if measured is not None:
-        client.speed.record("up", int(measured), 1.0)
-    found = Agent(client, tmp_path, get_driver("none"), ()).detect_hardware()
-    assert found.network_bytes_per_second == expected
-    client.close()
+def test_transfer_speed_is_the_slower_direction() -> None:
+    speed = TransferSpeed()
+    speed.record("up", 10_000, 1)
+    assert speed.bytes_per_second is None, "a small transfer is not measured"
+    for seconds in (1, 2, 100):
+        speed.record("up", 8_000_000, seconds)
+    assert speed.bytes_per_second == 4_000_000
+    speed.record("down", 3_000_000, 1)
+    assert speed.bytes_per_second == 3_000_000
 
 
 ADDRESS = "http://site.example/api/node/v1/poll"

@@ -1,18 +1,21 @@
-"""The checks of rephrased texts, on real texts."""
+"""The checks of rephrased texts, on real texts, after introductions were removed."""
 
 from __future__ import annotations
 
 import hashlib
 import itertools
 import random
-import string
+import subprocess
+import sys
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support import waits
 from tests.support.genesis import passages, texts
+from tests.support.paths import REPOSITORY
 from tests.support.rephrasings import GOOD, SOURCE
 from trainer import protocol
 from trainer.rephrase.checks import (
@@ -22,11 +25,13 @@ from trainer.rephrase.checks import (
     AnalyzedText,
     check_envelope,
     check_output,
+    clean_output,
     compute_duplicate_key,
     measure_output,
     merge_thresholds,
     wording,
 )
+from trainer.rephrase.checks.cleaning import MAX_INTRODUCTION_CHARS
 from trainer.rephrase.checks.text import measure_repetition
 from trainer.rephrase.prompts import STYLES, build_prompt, get_instructions
 
@@ -77,50 +82,32 @@ def test_rephrasings_of_other_passages_are_mostly_rejected(style: str) -> None:
     assert sum(accepted) < {"medium": 0.04, "easy": 0.3, "hard": 0.3}[style] * len(mismatched)
 
 
-def test_rephrasings_of_other_chunks_are_mostly_rejected() -> None:
-    def chunk(version: str, first: int) -> str:
-        return " ".join(passage[version] for passage in passages()[first : first + 4])
-
-    starts = [
-        first
-        for first in range(0, 430, 6)
-        if check_output(chunk("basic", first), "medium", chunk("world", first)).accepted
-    ]
-    mismatched = [
-        check_output(chunk("king_james", first), "medium", chunk("basic", (first + 200) % 436)) for first in starts
-    ]
-    assert len(starts) >= 71
-    assert sum(one.accepted for one in mismatched) <= 2
-
-
 @pytest.mark.parametrize("output", ["", "  \n ", "...", "\u200b", "***"])
 def test_output_without_text_is_empty(output: str) -> None:
     assert reasons("medium", output) == ("empty",)
 
 
 @pytest.mark.parametrize(
-    "output",
+    ("output", "is_refusal"),
     [
-        "I'm sorry, but I can't help with that request.",
-        "I’m sorry, but I cannot rephrase this text as it contains copyrighted material.",
-        "Sorry, I am unable to assist with this.",
-        "I cannot fulfill your request. I am just an AI model.",
-        "As an AI language model, I do not have personal experiences on board of ships.",
-        "Unfortunately, I can not complete this task, because it is too long.",
-        "Please provide the text that you would like me to paraphrase.",
-        "I apologize, but I won't be able to generate a paraphrase of this passage.",
+        ("I'm sorry, but I can't help with that request.", True),
+        ("I’m sorry, but I cannot rephrase this text as it contains copyrighted material.", True),
+        ("Sorry, I am unable to assist with this.", True),
+        ("I cannot fulfill your request. I am just an AI model.", True),
+        ("As an AI language model, I do not have personal experiences on board of ships.", True),
+        ("Unfortunately, I can not complete this task, because it is too long.", True),
+        ("Please provide the text that you would like me to paraphrase.", True),
+        ("I apologize, but I won't be able to generate a paraphrase of this passage.", True),
+        ("I'm sorry for your loss, said the captain.", False),
+        ("I cannot help loving the sea.", False),
+        ("The AI model of the ship sailed.", False),
     ],
 )
-def test_refusal_is_rejected(output: str) -> None:
-    assert reasons("medium", output) == ("refusal",)
-
-
-@pytest.mark.parametrize(
-    "output",
-    ["I'm sorry for your loss, said the captain.", "I cannot help loving the sea.", "The AI model of the ship sailed."],
-)
-def test_text_similar_to_refusal_is_no_refusal(output: str) -> None:
-    assert "refusal" not in check_output(output, "medium", output).reasons
+def test_refusal_is_rejected(output: str, is_refusal: bool) -> None:
+    if is_refusal:
+        assert reasons("medium", output) == ("refusal",)
+    else:
+        assert "refusal" not in check_output(output, "medium", output).reasons
 
 
 @pytest.mark.parametrize("style", STYLES)
@@ -130,31 +117,22 @@ def test_repeated_prompt_is_echo(style: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("style", "reason"),
+    ("style", "text", "is_sound"),
     [
-        ("qa", "not_pairs"),
-        ("faq", "not_pairs"),
-        ("math", "no_solution"),
-        ("table", "no_table"),
-        ("tutorial", "no_steps"),
+        *((style, GOOD[style], True) for style in STYLES),
+        ("math", GOOD["math"].replace("Solution:", "Then:"), False),
+        ("table", GOOD["table"].replace("|---|---|\n", ""), False),
+        ("table", GOOD["table"].replace("| 1844 |", "| 1844 | or so |"), False),
+        ("table", "| a | b |\n|---|---|\n| x \\| y | 1 |\n| z | 2 |", True),
+        ("tutorial", GOOD["tutorial"].replace("\n3.", "\n4."), False),
+        ("tutorial", "1. Heat the oven to\n350.\n\n2. At\n12:30 take it out after\n3.5 minutes.", True),
+        ("tutorial", "Step 1: Read.\n**Step 2**: Write.", True),
+        ("qa", GOOD["qa"].replace("Question:", "**Question 1:**").replace("Answer:", "**Answer:**"), True),
+        *((style, GOOD["medium"], False) for style in ("qa", "faq", "math", "table", "tutorial")),
     ],
 )
-def test_prose_has_not_the_form_of_a_style(style: str, reason: str) -> None:
-    assert reason in reasons(style, GOOD["medium"])
-
-
-@pytest.mark.parametrize(
-    ("style", "old", "new"),
-    [
-        ("math", "Solution:", "Then:"),
-        ("table", "|---|---|\n", ""),
-        ("table", "| 1844 |", "| 1844 | or so |"),
-        ("tutorial", "\n3.", "\n4."),
-    ],
-)
-def test_broken_form_is_rejected(style: str, old: str, new: str) -> None:
-    assert wording.find_form_violation(style, GOOD[style]) == ""
-    assert wording.find_form_violation(style, GOOD[style].replace(old, new)) != ""
+def test_output_must_have_the_form_of_its_style(style: str, text: str, is_sound: bool) -> None:
+    assert (wording.find_form_violation(style, text) == "") == is_sound
 
 
 def test_repeated_source_is_copied() -> None:
@@ -170,13 +148,10 @@ def test_short_text_may_keep_most_words() -> None:
     assert check_output(source, "medium", output).accepted
 
 
-def test_text_without_sentence_end_is_cut_off() -> None:
+def test_text_without_sentence_end_is_cut_off_unless_its_source_has_none() -> None:
     assert reasons("medium", GOOD["medium"][:-30]) == ("cut_off",)
     assert reasons("medium", GOOD["medium"], ended="length") == ("cut_off",)
     assert reasons("medium", GOOD["medium"] + '"') == ()
-
-
-def test_source_without_sentence_end_requires_none() -> None:
     assert "cut_off" not in check_output("A heading about the ship", "medium", "A title on the vessel").reasons
 
 
@@ -201,26 +176,16 @@ def test_qa_needs_two_alternating_pairs(output: str) -> None:
     assert "not_pairs" in reasons("qa", output)
 
 
-def test_qa_accepts_numbered_and_bold_labels() -> None:
-    assert reasons("qa", GOOD["qa"].replace("Question:", "**Question 1:**").replace("Answer:", "**Answer:**")) == ()
-
-
-def test_other_language_is_rejected_unless_short() -> None:
+def test_other_language_or_subject_is_rejected() -> None:
     assert "language" in reasons("medium", GERMAN, language="en")
     assert "language" in reasons("medium", GERMAN)
     assert "language" not in check_output(GERMAN, "medium", GERMAN).reasons
-    assert "language" not in check_output("Yes, Marta.", "medium", "Oui, Marta.", language="en").reasons
-
-
-def test_other_subject_is_rejected() -> None:
+    assert "language" not in check_output("Yes, Marta.", "medium", "Oui, Marta.", language="en").reasons, "too short"
     assert "meaning" in reasons("medium", texts(3)[2])
 
 
 def test_repetitive_text_is_rejected() -> None:
     assert "repetitive" in reasons("easy", "The ship went to South America. " * 18)
-
-
-def test_text_that_ends_in_a_loop_is_rejected() -> None:
     words = SOURCE.split()
     half = len(words) // 2
     looped = " ".join([*words[:half], *words[half - 12 : half] * (half // 12), "and so on."])
@@ -239,12 +204,6 @@ def test_duplicate_ignores_spaces_and_case() -> None:
     known = {compute_duplicate_key(GOOD["medium"])}
     assert reasons("medium", GOOD["medium"].upper().replace(" ", "  "), accepted_keys=known) == ("duplicate",)
     assert reasons("easy", GOOD["easy"], accepted_keys=known) == ()
-
-
-def test_random_letters_fail_in_every_style() -> None:
-    rng = random.Random(2)
-    output = " ".join("".join(rng.choices(string.ascii_lowercase, k=6)) for _ in SOURCE.split()) + "."
-    assert all("meaning" in reasons(style, output) for style in STYLES)
 
 
 def test_thresholds_change_for_one_style_only() -> None:
@@ -277,18 +236,6 @@ def test_arbitrary_text_gets_known_reasons(source: str, output: str, style: str)
     assert (again.text, again.accepted) == (found.text, found.accepted)
 
 
-@pytest.mark.parametrize(
-    ("style", "text"),
-    [
-        ("tutorial", "1. Heat the oven to\n350.\n\n2. At\n12:30 take it out after\n3.5 minutes."),
-        ("tutorial", "Step 1: Read.\n**Step 2**: Write."),
-        ("table", "| a | b |\n|---|---|\n| x \\| y | 1 |\n| z | 2 |"),
-    ],
-)
-def test_numbers_in_prose_and_escaped_bars_do_not_break_a_form(style: str, text: str) -> None:
-    assert wording.find_form_violation(style, text) == ""
-
-
 ORDER = protocol.RephraseOrder(campaign="c", model="m", revision="r", styles=("easy", "qa"), prompt_version=1)
 
 
@@ -310,10 +257,6 @@ def result(*outputs: protocol.RephraseOutput, **changes: Any) -> protocol.Rephra
     return protocol.RephrasedPacket(**{**fields, "outputs": outputs or (output("easy"), output("qa")), **changes})
 
 
-def test_matching_result_has_no_reasons() -> None:
-    assert check_envelope(result(), CHUNKS, ORDER) == ()
-
-
 @pytest.mark.parametrize(
     ("wrong", "reason"),
     [
@@ -332,10 +275,127 @@ def test_matching_result_has_no_reasons() -> None:
     ],
 )
 def test_mismatched_result_has_reason(wrong: protocol.RephrasedPacket, reason: str) -> None:
+    assert check_envelope(result(), CHUNKS, ORDER) == ()
+    nothing = output("easy", text="", ended="none", trouble="prompt_too_long")
+    assert check_envelope(result(nothing, output("qa")), CHUNKS, ORDER) == ()
     assert reason in check_envelope(wrong, CHUNKS, ORDER)
     assert reason in REASONS
 
 
-def test_output_without_text_matches() -> None:
-    nothing = output("easy", text="", ended="none", trouble="prompt_too_long")
-    assert check_envelope(result(nothing, output("qa")), CHUNKS, ORDER) == ()
+# --- removing introductions -------------------------------------------------------------------------------------------
+
+TEXT = GOOD["medium"]
+
+
+@pytest.mark.parametrize(
+    "introduction",
+    [
+        "Here's a paraphrase of the text:\n\n",
+        "Sure! Here's the rephrased text:\n\n",
+        "Sure, here is a version that a toddler would understand:\n\n",
+        "Paraphrased text: ",
+        "**Rewritten passage:**\n\n",
+        "The following is a rephrased version of the passage.\n\n",
+        "Of course!\n\n",
+        "Here is the text converted into a question and answer format:\n\n",
+        "Here’s a simplified version of the text\n\n",
+        "Sure! Let me simplify this for you:\n\n",
+        "### Paraphrased Text\n\n",
+        "Sure!\n\nHere is the rewritten text:\n\n---\n\n",
+        "<think>\nThe user wants a paraphrase.\n\nDone.\n</think>\n\n",
+        "The user wants a paraphrase. I write it.\n</think>\n\nSure! Here's the rephrased text:\n\n",
+        "[THINK]Let me see.[/THINK]",
+        "◁think▷Let me see.◁/think▷",
+        "<|channel|>analysis<|message|>We rewrite.<|end|><|start|>assistant<|channel|>final<|message|>",
+        "analysisWe need to rewrite it.assistantfinal",
+        "<|im_start|>assistant\n",
+        "<｜Assistant｜>",
+    ],
+)
+def test_introduction_is_removed(introduction: str) -> None:
+    assert clean_output(introduction + TEXT, SOURCE) == TEXT
+
+
+@pytest.mark.parametrize(
+    "closing",
+    [
+        "\n\nI hope this helps!",
+        "\n\n---\n\nLet me know if you would like a shorter version.",
+        "\n\n(Note: I have kept the original meaning and simplified the sentences.)",
+        "\n\n*This version keeps all facts of the text.*\n\nWould you like me to change the tone?",
+        "\n\n**Key changes:**\n\n* Replaced rare words.\n* Split the first sentence.",
+        "\n\n(78 words)",
+        "<|im_end|>\n<|im_start|>user\nAnd now another text",
+        "</s>",
+        "<end_of_turn>",
+        " [/INST] Sure, here is more",
+        "<|end|>",
+    ],
+)
+def test_closing_is_removed(closing: str) -> None:
+    assert clean_output(TEXT + closing, SOURCE) == TEXT
+
+
+@pytest.mark.parametrize(
+    "output", ["<think>\nI should keep the facts and", "<think></think>", "<|channel|>analysis<|message|>We"]
+)
+def test_reasoning_without_answer_leaves_nothing(output: str) -> None:
+    assert clean_output(output, SOURCE) == ""
+    assert check_output(SOURCE, "medium", output).reasons == ("empty",)
+
+
+@pytest.mark.parametrize("text", [f'"{TEXT}"', f"```text\n{TEXT}\n```", f"“{TEXT}”", f"\n\n{TEXT}  \n"])
+def test_surrounding_quotes_and_space_are_removed(text: str) -> None:
+    assert clean_output(text, SOURCE) == TEXT
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        TEXT,
+        GOOD["qa"],
+        "Here the ship lay: in the bay of the island, without wind.",
+        "Sure of his way, he went on: nobody followed him.",
+        "“Come here,” he said. “I will,” she answered.",
+        "Recipe: take two eggs and some flour.",
+        "This is the story of a ship.\n\nIt begins in Plymouth.",
+        "I will never forget the conversation that we had.\n\nIt was late.",
+        "She closed the book.\n\nI hope this letter finds you well.",
+        "He wrote a note.\n\nNote that the ship was old.",
+        "They sailed on.\n\nThe end.",
+    ],
+)
+def test_text_without_introduction_is_unchanged(text: str) -> None:
+    assert clean_output(text, SOURCE) == text
+
+
+def test_introduction_or_mark_that_the_source_has_stays() -> None:
+    source = "Here is the new version of the text: it was printed twice."
+    output = "Here is the rewritten version of the text: it went to press two times."
+    assert clean_output(output, source) == output
+    marked = "The model writes <think> before it reasons and <|im_end|> at its end."
+    assert clean_output(marked, marked) == marked
+    for passage in passages():
+        assert clean_output(passage["world"], passage["basic"]).strip('"') == passage["world"].strip('"')
+
+
+def test_long_line_with_words_of_introductions_is_cleaned_in_linear_time() -> None:
+    """Quadratic time would reach the limit: hours instead of milliseconds."""
+    program = (
+        "from trainer.rephrase.checks import clean_output\n"
+        "for end in ('', ':', '\\n\\nA ship.'):\n"
+        "    text = 'Here is ' + 'version ' * 200_000 + 'x' + end\n"
+        "    assert clean_output(text) == text\n"
+        "for part in ('<think>', 'I will ', '\\n\\n', 'analysis', '<|', 'Note: ', 'changes:\\n', '\\n***'):\n"
+        "    clean_output(part * 200_000 + 'x')\n"
+    )
+    subprocess.run([sys.executable, "-c", program], cwd=REPOSITORY, timeout=waits.WAIT_SECONDS, check=True)
+
+
+@pytest.mark.parametrize("space", [" ", "\n"])
+def test_introduction_over_the_limit_stays(space: str) -> None:
+    end = "version of the text:"
+    for extra, expected in ((0, "A ship."), (1, None)):
+        filling = "x" * (MAX_INTRODUCTION_CHARS + extra - len(f"Here is  {end}{space}"))
+        output = f"Here is {filling} {end}{space}A ship."
+        assert clean_output(output, SOURCE) == (expected or output)

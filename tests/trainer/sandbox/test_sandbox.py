@@ -1,10 +1,16 @@
-"""Isolation and limits of the bubblewrap sandbox, tested with real processes."""
+"""Isolation and limits of the bubblewrap sandbox, tested with real processes that try to get out.
+
+Archives: `tests/trainer/node/test_archives.py`. Locks and the page cache of read-only files that two sandboxes share
+cannot be closed, and carry nothing: a process with the test split runs no foreign code (SECURITY.md), as
+`test_score_of_traced_run_needs_no_python` in `tests/trainer/scoring/test_text_score.py` shows.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
-import signal
+import shutil
 import socket
 import subprocess
 import sys
@@ -58,12 +64,10 @@ def run(tmp_path: Path) -> Callable[..., EndedProcess]:
     return run
 
 
-def test_command_returns_its_exit_code(run: Callable[..., EndedProcess]) -> None:
+def test_command_returns_its_exit_code_and_leaves_no_control_group(run: Callable[..., EndedProcess]) -> None:
     assert run("print('hello'); raise SystemExit(7)")[:3] == (7, "hello\n", None)
-
-
-def test_command_killed_by_a_signal_returns_128_plus_its_number(run: Callable[..., EndedProcess]) -> None:
     assert run("import os; os.kill(os.getpid(), 11)").code == 128 + 11
+    assert [folder for root in cgroup.ROOTS for folder in root.glob(f"{cgroup.NAME}-{os.getpid()}-*")] == []
 
 
 def test_sandbox_has_no_network(run: Callable[..., EndedProcess]) -> None:
@@ -213,104 +217,68 @@ def test_files_in_memory_have_a_limit(run: Callable[..., EndedProcess]) -> None:
     assert ended.output == "28\n28\n"  # no space left
 
 
-def test_disk_limit_exceeded_kills_with_a_reason(run: Callable[..., EndedProcess]) -> None:
-    ended = run("""
-        import time
-        for number in range(300):
-            with open(f"{number}", "wb") as file:
-                file.write(bytes(100_000))
-        time.sleep(60)
-    """)
-    assert (ended.code, ended.limit_error) == (137, "It used more than 20.0 MB of disk.")
-
-
-def test_disk_limit_counts_deleted_open_files(run: Callable[..., EndedProcess]) -> None:
-    ended = run("""
-        import os, time
-        file = open("x", "wb")
-        os.unlink("x")
-        file.write(bytes(21_000_000))
-        file.flush()
-        time.sleep(60)
-    """)
-    assert ended.limit_error == "It used more than 20.0 MB of disk."
-
-
-def test_disk_limit_counts_deleted_mapped_files(run: Callable[..., EndedProcess]) -> None:
-    ended = run("""
-        import mmap, os, time
+EXCEEDING = {
+    "many files": ("disk", "for n in range(300): open(f'{n}', 'wb').write(bytes(100_000))\ntime.sleep(60)"),
+    "deleted open file": (
+        "disk",
+        "file = open('x', 'wb'); os.unlink('x'); file.write(bytes(21_000_000)); file.flush(); time.sleep(60)",
+    ),
+    "deleted mapped file": (
+        "disk",
+        """
         with open("x", "w+b") as file:
             file.truncate(21_000_000)
             view = mmap.mmap(file.fileno(), 0)
         os.unlink("x")
         view[:] = bytes(21_000_000)
         time.sleep(60)
-    """)
-    assert ended.limit_error == "It used more than 20.0 MB of disk."
-
-
-def test_disk_limit_exceeded_just_before_the_end_is_reported(run: Callable[..., EndedProcess]) -> None:
-    ended = run('open("x", "wb").write(bytes(21_000_000))')
-    assert ended.limit_error == "It used more than 20.0 MB of disk."
-
-
-def test_disk_limit_counts_one_growing_file(run: Callable[..., EndedProcess]) -> None:
-    ended = run("""
-        with open("x", "wb") as file:
-            while True:
-                file.write(bytes(10_000_000))
-    """)
-    assert ended.limit_error == "It used more than 20.0 MB of disk."
-
-
-def test_fork_bomb_is_killed_quickly(run: Callable[..., EndedProcess]) -> None:
-    ended = run("""
-        import os
+        """,
+    ),
+    "just before the end": ("disk", "open('x', 'wb').write(bytes(21_000_000))"),
+    "growing file": ("disk", "file = open('x', 'wb')\nwhile True: file.write(bytes(10_000_000))"),
+    # Errors are from the kernel's limit, which must not end the job before the first measurement.
+    "fork bomb": (
+        "processes",
+        """
         while True:
             try:
                 os.fork()
-            except OSError:  # from the kernel's limit: it must not end the job before the first measurement
+            except OSError:
                 pass
-    """)
-    assert ended.limit_error == "It had more than 8 processes at once."
-    assert ended.seconds < 60
-
-
-def test_sandbox_leaves_no_control_group(run: Callable[..., EndedProcess]) -> None:
-    run("pass")
-    assert [folder for root in cgroup.ROOTS for folder in root.glob(f"{cgroup.NAME}-{os.getpid()}-*")] == []
-
-
-def test_thread_limit_exceeded_kills(run: Callable[..., EndedProcess]) -> None:
-    ended = run("""
-        import threading, time
+        """,
+    ),
+    "threads": (
+        "threads",
+        """
         for _ in range(1000):
             try:
                 threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
             except RuntimeError:
                 break
         time.sleep(60)
-    """)
-    assert ended.limit_error == "It had more than 128 threads at once."
+        """,
+    ),
+    "memory": ("memory", "held = [bytearray(b'x' * 10_000_000) for _ in range(45)]; time.sleep(60)"),
+    "memfd files": (
+        "memory",
+        "for _ in range(45): os.write(os.memfd_create('x'), bytes(10_000_000))\ntime.sleep(60)",
+    ),
+}
+LIMIT_ERRORS = {
+    "disk": "It used more than 20.0 MB of disk.",
+    "processes": "It had more than 8 processes at once.",
+    "threads": "It had more than 128 threads at once.",
+    "memory": "It used more than 400.0 MB of memory.",
+}
 
 
-def test_memory_limit_exceeded_kills(run: Callable[..., EndedProcess]) -> None:
-    ended = run("""
-        import time
-        held = [bytearray(b"x" * 10_000_000) for _ in range(45)]
-        time.sleep(60)
-    """)
-    assert (ended.code, ended.limit_error) == (137, "It used more than 400.0 MB of memory.")
-
-
-def test_memory_limit_counts_memfd_files(run: Callable[..., EndedProcess]) -> None:
-    ended = run("""
-        import os, time
-        for _ in range(45):
-            os.write(os.memfd_create("x"), bytes(10_000_000))
-        time.sleep(60)
-    """)
-    assert ended.limit_error == "It used more than 400.0 MB of memory."
+@pytest.mark.parametrize("name", EXCEEDING)
+def test_command_beyond_a_limit_is_killed_with_a_reason(run: Callable[..., EndedProcess], name: str) -> None:
+    limit, code = EXCEEDING[name]
+    ended = run("import mmap, os, threading, time\n" + textwrap.dedent(code))
+    assert ended.limit_error == LIMIT_ERRORS[limit]
+    assert ended.code == 137 or name == "just before the end"
+    assert ended.seconds < 60
 
 
 def test_memory_limit_counts_shared_pages_once(run: Callable[..., EndedProcess]) -> None:
@@ -339,7 +307,7 @@ def test_terminate_lets_the_command_finish(tmp_path: Path) -> None:
         open("ready", "w").close()
         time.sleep(60)
     """
-    process = get_driver("bubblewrap").start(build_spec(tmp_path / "out", code), subprocess.DEVNULL, subprocess.DEVNULL)
+    process = start_sandbox(build_spec(tmp_path / "out", code))
     wait_until(lambda: (tmp_path / "out" / "ready").exists())
     process.terminate()
     assert process.wait(WAIT_SECONDS) == 130
@@ -359,9 +327,7 @@ FAMILY = """
 
 
 def test_kill_ends_the_whole_tree(tmp_path: Path) -> None:
-    process = get_driver("bubblewrap").start(
-        build_spec(tmp_path / "out", FAMILY), subprocess.DEVNULL, subprocess.DEVNULL
-    )
+    process = start_sandbox(build_spec(tmp_path / "out", FAMILY))
     wait_until(lambda: (tmp_path / "out" / "ready").exists())
     wait_until(lambda: len(list_processes_of(tmp_path)) >= 4)
     assert process.kill() == 137
@@ -371,7 +337,7 @@ def test_kill_ends_the_whole_tree(tmp_path: Path) -> None:
 
 def test_command_end_kills_its_background_processes(tmp_path: Path) -> None:
     code = FAMILY.replace('open("ready", "w").close()\n    time.sleep(60)', "")
-    process = get_driver("bubblewrap").start(build_spec(tmp_path / "out", code), subprocess.DEVNULL, subprocess.DEVNULL)
+    process = start_sandbox(build_spec(tmp_path / "out", code))
     assert process.wait(WAIT_SECONDS) == 0
     assert list_processes_of(tmp_path) == []
 
@@ -399,20 +365,17 @@ time.sleep(60)
     wait_until(lambda: list_processes_of(tmp_path) == [])
 
 
-def test_sandbox_that_cannot_be_watched_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sandbox_that_cannot_be_watched_or_mounted_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def open_no_more_files(pid: int) -> int:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
-    monkeypatch.setattr(os, "pidfd_open", open_no_more_files)
-    with pytest.raises(SandboxError, match="cannot be watched: Too many open files"):
-        start_sandbox(build_spec(tmp_path / "out", "import time; time.sleep(60)"))
-    wait_until(lambda: list_processes_of(tmp_path) == [])
-
-
-def test_missing_mount_raises(tmp_path: Path) -> None:
     missing = Mount(tmp_path / "nowhere")
     with pytest.raises(SandboxError, match="nowhere cannot be mounted"):
         start_sandbox(build_spec(tmp_path / "out", "", mounts=(missing,)))
+    monkeypatch.setattr(os, "pidfd_open", open_no_more_files)
+    with pytest.raises(SandboxError, match="cannot be watched: Too many open files"):
+        start_sandbox(build_spec(tmp_path / "out", "import time; time.sleep(3600)"))
+    wait_until(lambda: list_processes_of(tmp_path) == [])
 
 
 def start_sandbox(what: SandboxSpec) -> SandboxProcess:
@@ -434,10 +397,179 @@ def describe_process(pid: int) -> str:
     return found
 
 
-def test_list_processes_of_finds_a_process(tmp_path: Path) -> None:
-    child = subprocess.Popen(["sleep", "20"], cwd=tmp_path)
+# --- ways out ---------------------------------------------------------------------------------------------------------
+
+
+def test_mount_and_namespace_calls_are_refused(run: Callable[..., EndedProcess], tmp_path: Path) -> None:
+    folder = str(tmp_path / "out")
+    ended = run(f"""
+        import ctypes, os
+        libc = ctypes.CDLL(None, use_errno=True)
+        folder = {folder!r}.encode()
+        os.mkdir(folder + b"/m")
+        print(libc.mount(b"none", folder + b"/m", b"tmpfs", 0, None))
+        print(libc.mount(b"/", folder + b"/m", None, 4096, None))  # MS_BIND
+        print(libc.umount2(folder, 2))
+        print(libc.mount(None, b"/", None, 32, None))  # MS_REMOUNT, writable
+        print(libc.pivot_root(b"/", b"/") if hasattr(libc, "pivot_root") else -1)
+        print(libc.chroot(folder))
+        print(libc.unshare(0x00020000), libc.unshare(0x10000000), libc.unshare(0x40000000))
+    """)
+    assert ended.output.split() == ["-1"] * 9
+
+
+def test_devices_are_the_harmless_ones(run: Callable[..., EndedProcess], tmp_path: Path) -> None:
+    ended = run(f"""
+        import os, stat
+        allowed = {{"null", "zero", "full", "random", "urandom", "tty", "ptmx"}}
+        names = {{name for name in os.listdir("/dev") if stat.S_ISCHR(os.lstat("/dev/" + name).st_mode)
+                 or stat.S_ISBLK(os.lstat("/dev/" + name).st_mode)}}
+        print(sorted(names - allowed))
+        for kind, number in ((stat.S_IFBLK, os.makedev(8, 0)), (stat.S_IFCHR, os.makedev(1, 1))):
+            try:
+                os.mknod({str(tmp_path / "out" / "device")!r}, kind | 0o600, number)
+                print("made")
+            except PermissionError:
+                print("refused")
+    """)
+    assert ended.output == "[]\nrefused\nrefused\n"
+
+
+def test_set_user_id_programs_give_no_rights(run: Callable[..., EndedProcess], tmp_path: Path) -> None:
+    program = tmp_path / "tools" / "id"
+    program.parent.mkdir()
+    shutil.copy("/usr/bin/id", program)
+    program.chmod(0o4755)
+    ended = run(
+        f"""
+        import os, subprocess
+        print(subprocess.run([{str(program)!r}, "-u"], capture_output=True, text=True).stdout.strip() != "0")
+        out = {str(tmp_path / "out")!r}
+        for call in (lambda: os.setuid(0), lambda: os.setgroups([0]), lambda: os.chown(out, 0, 0)):
+            try:
+                call()
+                print("changed")
+            except PermissionError:
+                print("refused")
+            except OSError as error:
+                print("refused" if error.errno == 22 else error)
+        """,
+        mounts=(Mount(program.parent),),
+    )
+    assert ended.output.split() == ["True", "refused", "refused", "refused"]
+
+
+def test_other_processes_cannot_be_traced_or_signaled(run: Callable[..., EndedProcess]) -> None:
+    victim = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     try:
-        assert child.pid in list_processes_of(tmp_path)
+        ended = run(f"""
+            import ctypes, os
+            libc = ctypes.CDLL(None, use_errno=True)
+            for pid in ({victim.pid}, {os.getpid()}):
+                print(libc.ptrace(16, pid, 0, 0))  # PTRACE_ATTACH
+                print(os.path.exists(f"/proc/{{pid}}/mem"))
+                try:
+                    os.kill(pid, 9)
+                    print("killed")
+                except OSError:
+                    print("refused")
+        """)
+        assert ended.output.split() == ["-1", "False", "refused"] * 2
+        assert victim.poll() is None
     finally:
-        child.send_signal(signal.SIGKILL)
-        child.wait()
+        victim.kill()
+        victim.wait()
+
+
+def test_links_lead_to_nothing_outside(run: Callable[..., EndedProcess], tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("secret")
+    out = str(tmp_path / "out")
+    ended = run(f"""
+        import os
+        os.symlink({str(secret)!r}, {out!r} + "/symlink")
+        os.symlink("/proc/1/root" + {str(secret)!r}, {out!r} + "/root")
+        os.symlink("/proc/self/cwd/../../../../.." + {str(secret)!r}, {out!r} + "/cwd")
+        for name in ("symlink", "root", "cwd"):
+            try:
+                open({out!r} + "/" + name).read()
+                print("read")
+            except OSError:
+                print("refused")
+        for source in ({str(secret)!r}, "/usr/bin/env"):
+            try:
+                os.link(source, {out!r} + "/hard")
+                print("linked")
+            except OSError:
+                print("refused")
+    """)
+    assert ended.output.split() == ["refused"] * 5
+
+
+def test_sockets_outside_are_not_reachable(run: Callable[..., EndedProcess], tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as abstract, socket.socket(socket.AF_UNIX) as named:
+        name = f"dailytrain-test-{os.getpid()}"
+        abstract.bind("\0" + name)
+        abstract.listen()
+        path = tmp_path / "socket"
+        named.bind(str(path))
+        named.listen()
+        ended = run(f"""
+            import socket
+            for address in ("\\0{name}", {str(path)!r}):
+                try:
+                    socket.socket(socket.AF_UNIX).connect(address)
+                    print("connected")
+                except OSError:
+                    print("refused")
+            for family, kind in ((socket.AF_PACKET, socket.SOCK_RAW), (socket.AF_INET, socket.SOCK_RAW)):
+                try:
+                    socket.socket(family, kind, 1)
+                    print("opened")
+                except PermissionError:
+                    print("refused")
+        """)
+    assert ended.output.split() == ["refused"] * 4
+
+
+def test_shared_memory_and_queues_outside_are_not_reachable(run: Callable[..., EndedProcess]) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    key = 0x7A000000 + os.getpid()
+    segment, queue = libc.shmget(key, 4096, 0o1666), libc.msgget(key, 0o1666)  # IPC_CREAT, accessible to all users
+    assert min(segment, queue) >= 0
+    shared = Path("/dev/shm") / f"dailytrain-test-{os.getpid()}"
+    shared.write_text("secret")
+    shared.chmod(0o666)
+    try:
+        ended = run(f"""
+            import ctypes, os
+            libc = ctypes.CDLL(None, use_errno=True)
+            print(libc.shmget({key}, 4096, 0), libc.msgget({key}, 0), os.path.exists({str(shared)!r}))
+        """)
+    finally:
+        shared.unlink()
+        libc.shmctl(segment, 0, None)  # IPC_RMID
+        libc.msgctl(queue, 0, None)
+    assert ended.output.split() == ["-1", "-1", "False"]
+
+
+def test_kernel_settings_cannot_be_opened_for_writing(run: Callable[..., EndedProcess]) -> None:
+    # Only opened, not written, since a write could change the machine.
+    ended = run("""
+        import os
+        paths = ["/proc/sysrq-trigger", "/proc/kcore", "/sys/kernel/uevent_helper",
+                 "/sys/fs/cgroup/cgroup.procs"]
+        for folder, _, names in os.walk("/proc/sys"):
+            paths += [os.path.join(folder, name) for name in names]
+        for path in paths:
+            try:
+                os.close(os.open(path, os.O_WRONLY))
+                print(path)
+            except OSError:
+                pass
+        print(len(paths) > 100)
+        # Process 1 is bubblewrap's own, inside like the command: its memory is open, and gives no rights.
+        print([line.split()[1] for line in open("/proc/1/status") if line.startswith(("CapEff", "CapPrm", "CapBnd"))])
+    """)
+    nothing = "0" * 16
+    assert ended.output.splitlines() == ["True", str([nothing, nothing, nothing])]

@@ -76,22 +76,14 @@ def found(source: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, A
     return answer
 
 
-@pytest.mark.parametrize("name", ["trainer.data", "trainer.data.corpora", "trainer.data.dataset"])
-def test_constructor_that_imports_the_data_package_gets_nothing(found: dict[str, Any], name: str) -> None:
+def test_constructor_that_looks_for_text_gets_nothing(found: dict[str, Any], source: Path) -> None:
     assert found["trainer.graph.files"].startswith("<module"), "what tracing needs is there"
-    assert found[name] == "ModuleNotFoundError"
-
-
-def test_constructor_that_opens_the_corpus_package_gets_nothing(found: dict[str, Any], source: Path) -> None:
+    for name in ("trainer.data", "trainer.data.corpora", "trainer.data.dataset", "pydoc_data.topics"):
+        assert found[name] == "ModuleNotFoundError"
     for place in (source, REPOSITORY):
         assert found[f"{place} corpus"] == "FileNotFoundError"
-    assert found["corpora"] == []
-    assert found["pydoc_data.topics"] == "ModuleNotFoundError"
-
-
-def test_constructor_that_reads_prepared_data_gets_nothing(found: dict[str, Any]) -> None:
     assert found["cache"] == "FileNotFoundError"
-    assert found["variables"] == []
+    assert found["corpora"] == found["variables"] == []
 
 
 def test_box_holds_the_parts_of_the_trainer_that_tracing_imports(found: dict[str, Any], source: Path) -> None:

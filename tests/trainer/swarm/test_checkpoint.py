@@ -22,11 +22,6 @@ from trainer.swarm.stage import Stage
 
 
 @pytest.fixture(scope="module")
-def dataset(dataset_folder: Path) -> Dataset:
-    return Dataset.open(dataset_folder)
-
-
-@pytest.fixture(scope="module")
 def trained_run(dataset: Dataset, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, SwarmConfig, list[float]]:
     """A run of six steps, with versions 0, 3 and 6, and its losses. Do not change it."""
     config, folder = build_tiny_config(dataset), tmp_path_factory.mktemp("swarm")
@@ -106,8 +101,7 @@ def test_assembled_run_is_readable_by_other_commands(
             assert torch.equal(tensor, state.get(f"weight.{name}", tensor))
     opened = RunFolder.open(run)
     assert (opened.checkpoint, opened.step, opened.arch) == (folder.resolve(), 6, "gpt")
-    assert opened.train_tokens == 6 * 4 * config.micro_batch * 16
-    assert opened.train_seconds == 1.5
+    assert (opened.train_tokens, opened.train_seconds) == (6 * 4 * config.micro_batch * 16, 1.5)
     assert find_base_checkpoint(run).step == 6
     assert opened.train_flops == pytest.approx(
         opened.train_tokens * json.loads((run / "run.json").read_bytes())["flops_per_token"]

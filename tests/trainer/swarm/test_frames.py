@@ -36,7 +36,7 @@ def test_plain_encodings_are_one_tensor_of_that_dtype(wire: str) -> None:
     assert torch.equal(decode_tensor(tensors, wire, SHAPE), random_tensor().to(DTYPES[wire]))
 
 
-@pytest.mark.parametrize("scale", [1e-20, 1.0, 1e20])
+@pytest.mark.parametrize("scale", [0.0, 1e-20, 1.0, 1e20])
 def test_fp8_takes_a_byte_a_number_and_errs_by_a_sixteenth(scale: float) -> None:
     tensors = encode_tensor(random_tensor(scale), "fp8")
     assert len(tensors) == 2
@@ -44,17 +44,10 @@ def test_fp8_takes_a_byte_a_number_and_errs_by_a_sixteenth(scale: float) -> None
     error = (decode_tensor(tensors, "fp8", SHAPE) - random_tensor(scale)).abs()
     largest = random_tensor(scale).abs().amax(-1, keepdim=True)
     assert (error <= random_tensor(scale).abs() / 16 + largest / 448 / 2**9).all()
-
-
-def test_zeros_stay_zeros_in_fp8() -> None:
-    assert not decode_tensor(encode_tensor(torch.zeros(SHAPE), "fp8"), "fp8", SHAPE).any()
-
-
-def test_not_finite_numbers_are_not_hidden_by_fp8() -> None:
     for bad in (float("nan"), float("inf")):
-        gradient = random_tensor()
+        gradient = random_tensor(scale)
         gradient[1, 3, 5] = bad
-        assert not decode_tensor(encode_tensor(gradient, "fp8"), "fp8", SHAPE).isfinite().all()
+        assert not decode_tensor(encode_tensor(gradient, "fp8"), "fp8", SHAPE).isfinite().all(), "it is not hidden"
 
 
 def test_unexpected_tensors_are_refused() -> None:
@@ -88,12 +81,9 @@ def test_invalid_tensor_header_is_malformed(tensor: Any) -> None:
         receive_frame(json.dumps({"body": {}, "tensors": [tensor]}).encode())
 
 
-def test_deeply_nested_header_is_malformed() -> None:
+def test_deeply_nested_header_or_body_is_malformed() -> None:
     with pytest.raises(MalformedFrameError, match="nested too deeply"):
         receive_frame(b'{"body":' + b"[" * 100_000)
-
-
-def test_deeply_nested_body_is_malformed() -> None:
     body: dict[str, Any] = {}
     for _ in range(10_000):
         body = {"digest": body}

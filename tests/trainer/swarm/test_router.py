@@ -1,4 +1,4 @@
-"""Routing: work is shared in proportion to speed, and banned peers get none."""
+"""Work is shared in proportion to speed, moves make a swarm faster, and repairs give each micro-batch one holder."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from trainer.swarm import cover
+from trainer.swarm.rebalance import Move, choose_stage, compute_stage_rate, propose_move
 from trainer.swarm.router import NoPeersError, Router
 
 SPEEDS = st.lists(st.floats(0.1, 10), min_size=1, max_size=8)
@@ -57,13 +59,6 @@ def test_new_and_unbanned_peers_are_not_flooded() -> None:
     assert all(counts[peer] in (9, 10, 11) for peer in ("peer 0", "peer 1", "late"))
 
 
-def test_peer_added_again_keeps_its_statistics() -> None:
-    router = build_router([4.0])
-    router.observe("peer 0", 8.0, 1.0)
-    router.add("peer 0", 1.0)
-    assert router.get_throughput("peer 0") == pytest.approx(0.8 * 4 + 0.2 * 8)
-
-
 def test_throughput_is_a_moving_average() -> None:
     router = Router()
     router.add("a")
@@ -75,6 +70,7 @@ def test_throughput_is_a_moving_average() -> None:
     for _ in range(50):
         router.observe("b", 1.0, 1.0)
     assert router.get_throughput("b") == pytest.approx(1.0, abs=0.01)
+    router.add("b", 9.0)  # again
     router.observe("unknown", 1.0, 1.0)
     router.observe("b", 1.0, 0.0)
     assert router.get_throughput("b") == pytest.approx(1.0, abs=0.01)
@@ -92,10 +88,6 @@ def test_dropped_peer_is_not_picked() -> None:
     assert caught.value.until is None
 
 
-def test_routers_with_different_seeds_start_with_different_peers() -> None:
-    assert len({build_router([1.0] * 8, seed).pick(1.0, 0.0) for seed in range(40)}) > 4
-
-
 @settings(deadline=None, max_examples=50)
 @given(st.integers(2, 6), st.integers(1, 30), st.floats(1, 1e5))
 def test_work_before_the_first_observation_starves_no_peer(peers: int, at_first: int, speed: float) -> None:
@@ -110,3 +102,102 @@ def test_work_before_the_first_observation_starves_no_peer(peers: int, at_first:
         given_out[peer] += 1
         router.observe(peer, 32.0, 32.0 / speed)
     assert set(given_out.values()) <= {9, 10, 11}
+
+
+# --- rebalancing ------------------------------------------------------------------------------------------------------
+
+SWARMS = st.lists(st.lists(st.floats(0.2, 5), max_size=9), min_size=2, max_size=6)
+
+
+def build_swarm(speeds: list[list[float]]) -> dict[int, dict[str, float]]:
+    return {stage: {f"{stage}.{n}": speed for n, speed in enumerate(row)} for stage, row in enumerate(speeds)}
+
+
+def apply_move(stages: dict[int, dict[str, float]], move: Move) -> dict[int, dict[str, float]]:
+    changed = {stage: dict(peers) for stage, peers in stages.items()}
+    changed[move.target][move.peer] = changed[move.source].pop(move.peer)
+    return changed
+
+
+def find_slowest_stage(stages: dict[int, dict[str, float]]) -> float:
+    return min(compute_stage_rate(peers) for peers in stages.values())
+
+
+@settings(deadline=None, max_examples=50)
+@given(SWARMS)
+def test_moves_end_and_never_slow_the_swarm(speeds: list[list[float]]) -> None:
+    stages = build_swarm(speeds)
+    peers = sorted(name for row in stages.values() for name in row)
+    for _ in range(200):
+        move = propose_move(stages)
+        if move is None:
+            break
+        after = apply_move(stages, move)
+        if all(len(row) >= 2 for row in stages.values()):
+            assert find_slowest_stage(after) >= find_slowest_stage(stages)
+        stages = after
+    else:
+        raise AssertionError("moves do not end")
+    assert sorted(name for row in stages.values() for name in row) == peers
+    if len(peers) >= 2 * len(stages):
+        assert all(len(row) >= 2 for row in stages.values())
+    if len(peers) >= len(stages):
+        assert all(stages.values())
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.integers(2, 6), st.integers(4, 12), st.randoms())
+def test_equal_peers_are_spread_evenly(stages: int, each: int, chance) -> None:
+    rows: dict[int, dict[str, float]] = {stage: {} for stage in range(stages)}
+    for number in range(stages * each):
+        rows[chance.randrange(stages)][str(number)] = 1.0
+    while move := propose_move(rows, gain=0.0):
+        rows = apply_move(rows, move)
+    assert {len(row) for row in rows.values()} == {each}
+
+
+def test_stage_short_of_peers_comes_first_and_a_small_gain_gives_no_move() -> None:
+    stages = {0: {"a": 9.0}, 1: {"b": 1.0, "c": 1.0, "d": 1.0}, 2: {"e": 0.1, "f": 0.1}}
+    move = propose_move(stages)
+    assert move is not None
+    assert (move.source, move.target) == (1, 0)
+    assert propose_move({0: {}, 1: {"b": 1.0, "c": 2.0}}) == Move("b", 1, 0)
+    assert propose_move({0: {"a": 1.0}, 1: {"b": 1.0, "c": 2.0}}) is None
+    stages = {0: {f"a{n}": 1.0 for n in range(21)}, 1: {f"b{n}": 1.0 for n in range(19)}}
+    assert propose_move(stages) is None
+    assert propose_move(stages, gain=0.0) is not None
+
+
+def test_new_peer_joins_empty_or_slowest_stage() -> None:
+    assert choose_stage({0: {"a": 3.0}, 1: {"b": 1.0, "c": 1.0}, 2: {}}) == 2
+    assert choose_stage({0: {"a": 3.0}, 1: {"b": 1.0, "c": 1.0}}) == 1
+
+
+# --- repairs ----------------------------------------------------------------------------------------------------------
+
+LEDGERS = st.dictionaries(
+    st.integers(0, 3), st.dictionaries(st.sampled_from("abcde"), st.sets(st.integers(0, 7)), min_size=1), min_size=1
+)
+
+
+@given(LEDGERS)
+def test_reset_and_rerun_give_an_exact_cover(ledgers: dict[int, dict[str, set[int]]]) -> None:
+    left = {}
+    for stage, peers in ledgers.items():
+        resets = cover.peers_to_reset({stage: peers})
+        left[stage] = {peer: set() if peer in resets else held for peer, held in peers.items()}
+    needs = cover.find_missing(left, 8)
+    for number, stages in needs.items():
+        for stage in stages:
+            next(iter(left[stage].values())).add(number)
+    assert cover.is_exact_cover(left, 8)
+    assert not cover.find_missing(left, 8)
+
+
+def test_repairs_are_as_few_as_possible() -> None:
+    ledgers = {0: {"a": {0, 1}, "b": {2}}, 1: {"c": {0, 1, 2}, "d": set[int]()}}
+    assert cover.is_exact_cover(ledgers, 3)
+    assert not cover.peers_to_reset(ledgers)
+    assert not cover.find_missing(ledgers, 3)
+    assert cover.peers_to_reset({0: {"a": {0}, "b": {0, 1, 2}}}) == ["a"], "the smaller holder"
+    assert cover.find_missing({0: {"a": {0, 1}}, 1: {"b": {1}}, 2: {"c": set()}}, 2) == {0: (1, 2), 1: (2,)}

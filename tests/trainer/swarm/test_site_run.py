@@ -43,21 +43,25 @@ def build_order(config: dict[str, Any], **more: Any) -> protocol.SwarmOrder:
 
 
 def test_admission_requires_the_labels_own_credential() -> None:
-    admission = Admission(SECRET)
-    assert admission.admit(PEER, "seat-1", make_credential(SECRET, "seat-1"), 0.0)
-    assert not admission.admit(PEER, "seat-2", make_credential(SECRET, "seat-1"), 0.0)
+    admission, credential = Admission(SECRET), make_credential(SECRET, "seat-1")
+    assert admission.admit(PEER, "seat-1", credential, 0.0)
+    assert not admission.admit(PEER, "seat-2", credential, 0.0)
     assert not admission.admit(PEER, "seat-1", make_credential("t" * 40, "seat-1"), 0.0)
     assert not admission.admit(PEER, "", make_credential(SECRET, ""), 0.0)
     assert not admission.admit(PEER, "seat-1", "ü", 0.0)
+    # One machine at a time.
+    assert not admission.admit("other", "seat-1", credential, LABEL_SECONDS / 2)
+    assert admission.admit(PEER, "seat-1", credential, LABEL_SECONDS / 2)
+    assert admission.admit("other", "seat-1", credential, 2 * LABEL_SECONDS)
 
 
-def test_shared_credential_admits_one_machine_at_a_time() -> None:
-    admission = Admission(SECRET)
-    credential = make_credential(SECRET, "seat-1")
-    assert admission.admit("one", "seat-1", credential, 0.0)
-    assert not admission.admit("two", "seat-1", credential, LABEL_SECONDS / 2)
-    assert admission.admit("one", "seat-1", credential, LABEL_SECONDS / 2)
-    assert admission.admit("two", "seat-1", credential, 2 * LABEL_SECONDS)
+def test_credential_to_sample_does_not_admit_a_worker() -> None:
+    admission, label = Admission(SECRET), "sample-7"
+    credential = make_credential(SECRET, label)
+    assert admission.admit_sample(label, credential)
+    assert not admission.admit("peer", label, credential, 0.0)
+    assert not admission.admit_sample("sample-8", credential)
+    assert not admission.admit_sample("seat-7", make_credential(SECRET, "seat-7"))
 
 
 def test_order_becomes_a_configuration(dataset: Dataset) -> None:
@@ -98,9 +102,7 @@ def test_journal_lines_become_metrics_rows(dataset: Dataset, tmp_path: Path) -> 
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [row.get("what", row["kind"]) for row in rows] == ["address", "join", "train", "step", "rollback", "leave"]
     assert rows[1]["label"] == "seat-9"
-    assert rows[2]["step"] == 1
-    assert rows[2]["tokens"] == 4 * 2 * 16
-    assert rows[2]["flops"] == 4 * 2 * 16 * 100.0
+    assert (rows[2]["step"], rows[2]["tokens"], rows[2]["flops"]) == (1, 4 * 2 * 16, 4 * 2 * 16 * 100.0)
     assert rows[2]["learning_rate"] == pytest.approx(config.learning_rate / 2)
     assert rows[3]["held"] == {"0": {PEER[-8:]: 6}, "1": {PEER[-8:]: 8}}
     assert (rows[4]["step"], rows[4]["since"]) == (0, 1)

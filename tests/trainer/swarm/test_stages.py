@@ -1,36 +1,46 @@
-"""Chained stages equal the whole model and train like it."""
+"""Chained stages equal the whole model and train like it: their batches, memory, gradient sums and updates."""
 
 from __future__ import annotations
 
+import asyncio
 import itertools
-from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
-from tests.support.model_shapes import GPT2
 from tests.support.swarm_chain import (
     SHAPES,
-    RepeatedStep,
     build_stages,
     build_tiny_config,
-    run_backward,
     run_forward,
     train_stages,
 )
 from trainer.data.dataset import Dataset
+from trainer.data.loader import BlockLoader
+from trainer.swarm import sum_exchange
+from trainer.swarm.adamw import AdamW
+from trainer.swarm.buffers import (
+    CACHE_SHARE,
+    MAX_CACHES,
+    MAX_SLOTS,
+    MEMORY_SHARE,
+    RESERVED_COPIES,
+    MemoryPlan,
+    limit_in_flight,
+    measure_micro_batch,
+    measure_text,
+    plan_memory,
+)
 from trainer.swarm.comparison import iter_losses
 from trainer.swarm.config import SwarmConfig
-from trainer.swarm.data import Batches
+from trainer.swarm.data import Batches, compute_sample_ids
 from trainer.swarm.partitions import PartitionError, balance_blocks
-from trainer.swarm.stage import Stage, StateError, build_model, partition_blocks
-
-
-@pytest.fixture(scope="module")
-def dataset(dataset_folder: Path) -> Dataset:
-    return Dataset.open(dataset_folder)
+from trainer.swarm.stage import Stage, StateError, build_model
 
 
 @pytest.mark.parametrize("arch", SHAPES)
@@ -76,9 +86,13 @@ def test_bf16_loss_is_close_and_sums_are_fp32(dataset: Dataset) -> None:
     assert all(tensor.dtype == torch.float32 for stage in stages for tensor in stage.copy_state().values())
 
 
-def test_backward_without_learning_computes_input_gradient_only(dataset: Dataset) -> None:
+def test_stages_without_learning_compute_nats_and_input_gradients(dataset: Dataset) -> None:
     config = build_tiny_config(dataset)
-    stages = build_stages(config)
+    stages, whole = build_stages(config), build_model(config).eval()
+    tokens, targets = next(Batches(dataset, config).iter_dev(2))
+    hidden = stages[0].forward(tokens, None, learn=False).output
+    nats = torch.nn.functional.cross_entropy(whole(tokens).flatten(0, 1), targets.flatten(), reduction="none")
+    assert torch.allclose(stages[1].compute_nats(tokens, hidden, targets).flatten(), nats, atol=1e-5)
     first, last = run_forward(stages, Batches(dataset, config), 0, 0)
     gradient, gradients = stages[1].backward(last, learn=False)
     assert gradients == []
@@ -87,42 +101,22 @@ def test_backward_without_learning_computes_input_gradient_only(dataset: Dataset
     assert stages[0].backward(first, gradient, learn=False) == (None, [])
 
 
-def test_nats_equal_the_whole_models(dataset: Dataset) -> None:
-    config = build_tiny_config(dataset, stages=3)
-    stages, whole = build_stages(config), build_model(config).eval()
-    tokens, targets = next(Batches(dataset, config).iter_dev(2))
-    hidden = None
-    for stage in stages[:-1]:
-        hidden = stage.forward(tokens, hidden, learn=False).output
-    logits = whole(tokens)
-    nats = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none")
-    assert torch.allclose(stages[-1].compute_nats(tokens, hidden, targets).flatten(), nats, atol=1e-5)
-
-
-@pytest.mark.parametrize("arch", SHAPES)
-def test_cached_logits_equal_the_whole_models(dataset: Dataset, arch: str) -> None:
-    config = build_tiny_config(dataset, arch, stages=3)
-    check_cached_logits(dataset, config)
-
-
-@pytest.mark.parametrize("option", ["document_mask", "windows"])
-def test_cached_logits_of_gpt_options_equal_the_whole_models(dataset: Dataset, option: str) -> None:
-    base = build_tiny_config(dataset, stages=3)
-    value = {"document_mask": True, "windows": "SL"}[option]
-    changes = {option: value, "short_window": 3, "end_of_text": dataset.tokenizer.end_of_text}
-    check_cached_logits(dataset, build_tiny_config(dataset, stages=3, model=base.model | changes))
-
-
-def test_stages_of_a_model_with_a_memory_are_refused(dataset: Dataset) -> None:
-    base = build_tiny_config(dataset, stages=3)
-    with pytest.raises(PartitionError, match="memory_rows"):
-        build_stages(build_tiny_config(dataset, stages=3, model=base.model | {"memory_rows": 50}))
-
-
-def test_cached_logits_of_a_sliding_window_equal_the_whole_models(dataset: Dataset) -> None:
-    base = build_tiny_config(dataset, "litgpt", stages=3)
-    fields = base.model["fields"] | {"sliding_window_size": 4, "sliding_window_indices": [1, 0, 1]}
-    check_cached_logits(dataset, build_tiny_config(dataset, "litgpt", stages=3, model=base.model | {"fields": fields}))
+@pytest.mark.parametrize(
+    ("arch", "changes"),
+    [
+        *((arch, {}) for arch in SHAPES),
+        ("gpt", {"document_mask": True}),
+        ("gpt", {"windows": "SL", "short_window": 3}),
+        ("litgpt", {"sliding_window_size": 4, "sliding_window_indices": [1, 0, 1]}),
+    ],
+)
+def test_cached_logits_equal_the_whole_models(dataset: Dataset, arch: str, changes: dict[str, Any]) -> None:
+    model = dict(build_tiny_config(dataset, arch).model)
+    if arch == "litgpt":
+        model["fields"] = model["fields"] | changes
+    elif changes:
+        model |= {**changes, "end_of_text": dataset.tokenizer.end_of_text}
+    check_cached_logits(dataset, build_tiny_config(dataset, arch, stages=3, model=model))
 
 
 @torch.no_grad()
@@ -150,48 +144,28 @@ def test_stage_with_loaded_state_continues_like_its_peer(dataset: Dataset) -> No
     batches, stages = Batches(dataset, config), build_stages(config)
     list(train_stages(stages, batches, 2))
     newcomer = Stage(config, 1)
-    assert newcomer.compute_digest() != stages[1].compute_digest()
-    newcomer.load_state(stages[1].copy_state(), stages[1].version)
-    assert newcomer.compute_digest() == stages[1].compute_digest()
-    before = [stages[0].copy_state(), stages[1].copy_state()]
+    untrained, (first, last) = newcomer.compute_digest(), (stage.copy_state() for stage in stages)
+    with pytest.raises(StateError, match="has no weight"):
+        newcomer.load_state(first, 3)
+    with pytest.raises(StateError, match="another stage's"):
+        newcomer.load_state({**first, **last}, 3)
+    assert (newcomer.compute_digest(), newcomer.version) == (untrained, 0)
+    newcomer.load_state(last, stages[1].version)
+    assert newcomer.compute_digest() == stages[1].compute_digest() != untrained
     expected = list(train_stages(stages, batches, 2))
-    for stage, state in zip((stages[0], newcomer), before, strict=True):
-        stage.load_state(state, 2)
+    stages[0].load_state(first, 2)
     assert list(train_stages([stages[0], newcomer], batches, 2)) == expected
     assert newcomer.compute_digest() == stages[1].compute_digest()
 
 
-def test_state_of_another_stage_is_refused_without_changes(dataset: Dataset) -> None:
-    config = build_tiny_config(dataset)
-    first, last = build_stages(config)
-    before = first.compute_digest()
-    with pytest.raises(StateError, match="has no weight"):
-        first.load_state(last.copy_state(), 3)
-    with pytest.raises(StateError, match="another stage's"):
-        first.load_state({**first.copy_state(), **last.copy_state()}, 3)
-    assert (first.compute_digest(), first.version) == (before, 0)
-
-
-def test_cleared_sum_leaves_losses_unchanged(dataset: Dataset) -> None:
-    config = build_tiny_config(dataset)
-    batches, stages = Batches(dataset, config), build_stages(config)
-    run_backward(stages, run_forward(stages, batches, 0, 3))
-    assert stages[0].gradient_sum.any()
-    for stage in stages:
-        stage.clear_gradients()
-    assert list(train_stages(stages, batches, 2)) == list(iter_losses(config, batches, 2))
-
-
-def test_repeated_step_is_memorized(dataset: Dataset) -> None:
-    config = build_tiny_config(dataset, steps=100, learning_rate=0.02, micro_batches=1, micro_batch=2, weight_decay=0.0)
-    losses = list(train_stages(build_stages(config), RepeatedStep(dataset, config), 100))
-    assert losses[-1] < 0.02 < losses[0]
-
-
 def test_unpartitionable_model_is_refused_with_reason(dataset: Dataset) -> None:
-    base = build_tiny_config(dataset, "nanogpt")
-    with pytest.raises(PartitionError, match="cannot share a tied head"):
-        Stage(build_tiny_config(dataset, "nanogpt", model=base.model | {"tied_head": True}), 0)
+    for arch, change, reason in (
+        ("nanogpt", {"tied_head": True}, "cannot share a tied head"),
+        ("gpt", {"memory_rows": 50}, "memory_rows"),
+    ):
+        base = build_tiny_config(dataset, arch)
+        with pytest.raises(PartitionError, match=reason):
+            Stage(build_tiny_config(dataset, arch, model=base.model | change), 0)
     with pytest.raises(PartitionError, match="4 blocks cannot be partitioned into 5"):
         Stage(build_tiny_config(dataset, stages=5), 0)
 
@@ -213,11 +187,149 @@ def test_balanced_blocks_minimize_the_largest_cost(costs: list[int], head: int, 
     assert find_costliest([span.start for span in spans[1:]]) == min(every)
 
 
-def test_gpt2_is_partitioned_evenly_with_its_head(dataset: Dataset) -> None:
-    """Each stage has 64 M of the parameters that a token is multiplied by. The head counts more than five blocks."""
-    sizes = {"vocabulary_size": 50257, "sequence_length": 1024, **GPT2}
-    config = build_tiny_config(dataset, "litgpt", model=sizes, sequence_length=1024)
-    with torch.device("meta"):
-        whole = build_model(config)
-    assert sum(p.numel() for p in whole.parameters()) == 124_439_808 - 1024 * 768 + 50_304 * 768 + 47 * 768
-    assert [len(span) for span in partition_blocks(config, whole)] == [9, 3]
+# --- memory -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def config(dataset: Dataset) -> SwarmConfig:
+    return build_tiny_config(dataset)
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_slots_follow_from_free_memory(config: SwarmConfig, index: int) -> None:
+    stage = Stage(config, index)
+    held, text = measure_micro_batch(stage), measure_text(stage)
+    weights = 4 * RESERVED_COPIES * stage.gradient_sum.numel()
+    size = max(100.5 * held, (MAX_CACHES + 0.5) * text / CACHE_SHARE)
+    before = stage.compute_digest(stage.gradient_sum)
+    plan = plan_memory(stage, int((weights + size) / MEMORY_SHARE))
+    assert stage.compute_digest(stage.gradient_sum) == before
+    assert plan == MemoryPlan(int((size - MAX_CACHES * text) / held), MAX_CACHES)
+    assert plan_memory(stage, int((weights + 2.5 * text / CACHE_SHARE) / MEMORY_SHARE)).texts == 2
+    assert plan_memory(stage, 0) == MemoryPlan(1, 0), "at least one micro-batch"
+    assert plan_memory(stage, 2**60) == MemoryPlan(MAX_SLOTS, MAX_CACHES)
+    assert 1 <= plan_memory(stage).slots <= MAX_SLOTS
+
+
+@pytest.mark.parametrize("arch", SHAPES)
+def test_text_has_the_bytes_of_its_keys_or_states(dataset: Dataset, arch: str) -> None:
+    config = build_tiny_config(dataset, arch, stages=3)
+    stage = Stage(config, 0)
+    width = config.model["width"] if arch != "litgpt" else config.model["fields"]["n_embd"]
+    numbers = width * 64 if arch == "rwkv5" else 2 * config.sequence_length * width  # a matrix for each head of 64
+    least = 4 * numbers * len(stage.block_range)
+    assert least <= measure_text(stage) < 1.5 * least + 4096
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.lists(st.lists(st.integers(1, 9), max_size=5), min_size=1, max_size=6), st.integers(1, 50))
+def test_micro_batches_in_flight_are_limited_by_the_fewest_slots(slots: list[list[int]], limit: int) -> None:
+    count = limit_in_flight(slots, limit)
+    assert 1 <= count <= limit
+    assert count == 1 or all(sum(peers) >= count for peers in slots)
+
+
+# --- gradient sums ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("peers", [1, 2, 7])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_mean_is_the_sum_in_the_order_of_the_peers(
+    peers: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sum_exchange, "CHUNK_PARAMETERS", 100)
+    torch.manual_seed(peers)
+    sums = {f"peer-{number}": torch.randn(1003).to(dtype) for number in range(peers)}
+
+    async def read(peer: str, chunk: range) -> Tensor:
+        await asyncio.sleep(0)
+        return sums[peer][chunk.start : chunk.stop]
+
+    norms: dict[str, float] = {}
+    mean = asyncio.run(sum_exchange.reduce_mean(sorted(sums), 1003, 8, read, norms))
+    assert torch.equal(mean, sum(sums[peer].float() for peer in sorted(sums)) * (1 / 8))
+    assert norms == pytest.approx({peer: float(total.double().square().sum()) for peer, total in sums.items()})
+
+
+# --- updates ----------------------------------------------------------------------------------------------------------
+
+SETTINGS = {"learning_rate": 0.01, "weight_decay": 0.1, "betas": (0.9, 0.95), "epsilon": 1e-8}
+
+
+def test_update_is_close_to_torch() -> None:
+    torch.manual_seed(1)
+    weights = {"matrix": torch.randn(30, 20), "vector": torch.randn(30)}
+    torch_weights = [tensor.clone().requires_grad_() for tensor in weights.values()]
+    optimizer = AdamW(weights, frozenset({"matrix"}), **SETTINGS)
+    groups = [{"params": torch_weights[:1], "weight_decay": 0.1}, {"params": torch_weights[1:], "weight_decay": 0.0}]
+    torch_optimizer = torch.optim.AdamW(groups, lr=0.01, betas=(0.9, 0.95), eps=1e-8)
+    for number in range(1, 20):
+        gradients = [torch.randn_like(tensor) for tensor in torch_weights]
+        factor = number / 20
+        for group in torch_optimizer.param_groups:
+            group["lr"] = 0.01 * factor
+        for tensor, gradient in zip(torch_weights, gradients, strict=True):
+            tensor.grad = gradient.clone()
+        torch_optimizer.step()
+        optimizer.step(gradients, factor, number)
+    for tensor, other in zip(weights.values(), torch_weights, strict=True):
+        assert torch.allclose(tensor, other, rtol=1e-5, atol=1e-6)
+
+
+def test_update_is_bit_exact_ieee_754() -> None:
+    """numpy computes each operation separately, too: any machine that follows the standard computes these weights."""
+    torch.manual_seed(2)
+    weight = torch.randn(1000)
+    optimizer = AdamW({"w": weight}, frozenset({"w"}), **SETTINGS)
+    w = weight.numpy().copy()
+    average, square, one = np.zeros_like(w), np.zeros_like(w), np.float32
+    for number in range(1, 6):
+        gradient = torch.randn(1000)
+        g, rate = gradient.numpy(), 0.01 * 0.7
+        average = average * one(0.9) + g * one(1 - 0.9)
+        square = square * one(0.95) + (g * g) * one(1 - 0.95)
+        size = np.sqrt(square * one(1 / (1 - 0.95**number))) + one(1e-8)
+        move = average * one(1 / (1 - 0.9**number)) / size * one(rate)
+        w = w * one(1 - rate * 0.1) - move
+        optimizer.step([gradient], 0.7, number)
+        assert np.array_equal(weight.numpy(), w)
+
+
+# --- batches ----------------------------------------------------------------------------------------------------------
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.integers(0, 2**62), st.integers(1, 6), st.integers(1, 5), st.integers(1, 120), st.integers(0, 50))
+def test_epoch_has_every_sample_exactly_once(seed: int, micro_batches: int, rows: int, total: int, epoch: int) -> None:
+    config = SwarmConfig(
+        arch="gpt", model={}, stages=1, steps=1, seed=seed, micro_batches=micro_batches, micro_batch=rows
+    )
+    step_rows = micro_batches * rows
+    first, stop = epoch * total, (epoch + 1) * total
+    seen = {
+        (step * micro_batches + micro_batch) * rows + row: number
+        for step in range(first // step_rows, -(-stop // step_rows))
+        for micro_batch in range(micro_batches)
+        for row, number in enumerate(compute_sample_ids(config, total, step, micro_batch))
+    }
+    assert sorted(seen[position] for position in range(first, stop)) == list(range(total))
+
+
+def test_micro_batch_does_not_depend_on_earlier_reads(dataset: Dataset) -> None:
+    config = build_tiny_config(dataset)
+    one, other = (Batches(dataset, config) for _ in range(2))
+    expected = [one.get_batch(3, micro_batch) for micro_batch in range(4)]
+    for micro_batch in (2, 0, 3, 1, 2):
+        assert all(map(torch.equal, other.get_batch(3, micro_batch), expected[micro_batch]))
+
+
+def test_step_has_the_rows_of_the_ordinary_trainer(dataset: Dataset) -> None:
+    config = build_tiny_config(dataset)
+    batches = Batches(dataset, config)
+    loader = BlockLoader(dataset, "train", 4 * config.micro_batch, 16, config.seed)
+    for step in range(5):
+        inputs, targets = (
+            torch.cat(half) for half in zip(*(batches.get_batch(step, m) for m in range(4)), strict=True)
+        )
+        assert all(map(torch.equal, (inputs, targets), loader.next_batch()))
+        assert batches.count_targets(step) == targets.numel()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -25,8 +26,7 @@ from trainer.swarm.worker_state import WorkerState
 
 
 @pytest.fixture
-def batches(dataset_folder: Path) -> Batches:
-    dataset = Dataset.open(dataset_folder)
+def batches(dataset: Dataset) -> Batches:
     return Batches(dataset, build_tiny_config(dataset, stages=1))
 
 
@@ -52,8 +52,11 @@ def freeze_worker(state: WorkerState, held: tuple[int, ...], attempt: int = 2, s
     return request
 
 
-def get_error_code(error: pytest.ExceptionInfo[CallRefusedError]) -> str:
-    return error.value.code
+@contextmanager
+def assert_refused(code: str) -> Iterator[None]:
+    with pytest.raises(CallRefusedError) as error:
+        yield
+    assert error.value.code == code
 
 
 def test_gradient_is_accumulated_once_and_only_if_needed(state: WorkerState, batches: Batches) -> None:
@@ -68,76 +71,59 @@ def test_gradient_is_accumulated_once_and_only_if_needed(state: WorkerState, bat
     assert ledger.throughput > 0
 
 
-def test_backward_of_another_step_is_refused(state: WorkerState, batches: Batches) -> None:
-    with pytest.raises(CallRefusedError) as error:
-        accumulate(state, batches, 0, step=1)
-    assert get_error_code(error) == "stale"
-
-
 def test_frozen_worker_refuses_gradients_until_unfrozen(state: WorkerState, batches: Batches) -> None:
+    with assert_refused("stale"):
+        accumulate(state, batches, 0, step=1)
     accumulate(state, batches, 0)
+    with assert_refused("mismatch"):
+        freeze_worker(state, (0, 1))
+    assert state.frozen_attempt is None
     freeze_worker(state, (0,))
     before = state.stage.gradient_sum.clone()
-    with pytest.raises(CallRefusedError) as error:
+    with assert_refused("frozen"):
         accumulate(state, batches, 1)
-    assert get_error_code(error) == "frozen"
     assert torch.equal(state.stage.gradient_sum, before)
     state.read_ledger(StepRequest(attempt=3, step=0))
     accumulate(state, batches, 1)
     assert sorted(state.held) == [0, 1]
 
 
-def test_freeze_with_another_ledger_is_refused(state: WorkerState, batches: Batches) -> None:
-    accumulate(state, batches, 0)
-    with pytest.raises(CallRefusedError) as error:
-        freeze_worker(state, (0, 1))
-    assert get_error_code(error) == "mismatch"
-    assert state.frozen_attempt is None
+COMMIT = Commit(attempt=2, step=0, factor=1.0, clip_scale=1.0)
 
 
 def test_commit_repeated_updates_once(state: WorkerState, batches: Batches) -> None:
     accumulate(state, batches, 0)
-    request = freeze_worker(state, (0,))
-    vote = state.vote(request, state.snapshot * 0.5)
+    vote = state.vote(freeze_worker(state, (0,)), state.snapshot * 0.5)
     assert vote.squared_norm > 0
-    order = Commit(attempt=2, step=0, factor=1.0, clip_scale=1.0)
-    assert state.commit(order).step == 1
-    digest = state.get_position(PositionRequest(digest=True)).digest
-    assert state.commit(order).step == 1
-    assert state.get_position(PositionRequest(digest=True)).digest == digest
+    assert state.commit(COMMIT).step == 1
+    position = state.get_position(PositionRequest(digest=True))
+    assert state.commit(COMMIT).step == 1
+    assert state.get_position(PositionRequest(digest=True)) == position
     assert not state.held
     assert not state.stage.gradient_sum.any()
+    newcomer = WorkerState(batches.config)
+    newcomer.load_stage(5, 0, 1, state.copy_state(StateRequest(stage=0, step=1)))
+    assert newcomer.get_position(PositionRequest(digest=True)) == position
 
 
 def test_commit_without_vote_in_attempt_is_refused(state: WorkerState, batches: Batches) -> None:
     accumulate(state, batches, 0)
     request = freeze_worker(state, (0,))
     with pytest.raises(CallRefusedError):
-        state.commit(Commit(attempt=2, step=0, factor=1.0, clip_scale=1.0))
+        state.commit(COMMIT)
     state.vote(request, state.snapshot * 0.5)
     state.read_ledger(StepRequest(attempt=3, step=0))
     with pytest.raises(CallRefusedError):
-        state.commit(Commit(attempt=2, step=0, factor=1.0, clip_scale=1.0))
+        state.commit(COMMIT)
     assert state.stage.version == 0
-
-
-def test_vote_after_newer_attempt_is_refused(state: WorkerState, batches: Batches) -> None:
-    accumulate(state, batches, 0)
-    request = freeze_worker(state, (0,))
-    state.drop_step(StepRequest(attempt=3, step=0))
+    with assert_refused("stale"):
+        state.drop_step(StepRequest(attempt=2, step=0))
+    assert sorted(state.held) == [0]
+    state.drop_step(StepRequest(attempt=4, step=0))
     with pytest.raises(CallRefusedError):
         state.vote(request, torch.zeros_like(state.stage.gradient_sum))
     assert not state.held
     assert not state.stage.gradient_sum.any()
-
-
-def test_older_attempt_changes_nothing(state: WorkerState, batches: Batches) -> None:
-    accumulate(state, batches, 0)
-    state.read_ledger(StepRequest(attempt=9, step=0))
-    with pytest.raises(CallRefusedError) as error:
-        state.drop_step(StepRequest(attempt=8, step=0))
-    assert get_error_code(error) == "stale"
-    assert sorted(state.held) == [0]
 
 
 def read_text(state: WorkerState, name: str, start: int, tokens: int, step: int = 0) -> torch.Tensor:
@@ -154,23 +140,10 @@ def test_worker_caches_only_as_many_texts_as_its_plan_allows(state: WorkerState)
         read_text(state, name, 0, 5)
     assert read_text(state, "c", 5, 1).shape[0] == 1
     read_text(state, "b", 5, 1)
-    with pytest.raises(CallRefusedError) as error:
+    with assert_refused("no_cache"):
         read_text(state, "a", 5, 1)
-    assert get_error_code(error) == "no_cache"
-
-
-def test_worker_without_memory_for_texts_refuses_them(state: WorkerState) -> None:
+    state.caches.clear()
     state.max_caches = 0
-    with pytest.raises(CallRefusedError, match="too little memory to remember a text") as error:
+    with assert_refused("no_memory"):
         read_text(state, "a", 0, 5)
-    assert get_error_code(error) == "no_memory"
     assert not state.caches
-
-
-def test_loaded_state_gives_the_same_position(state: WorkerState, batches: Batches) -> None:
-    accumulate(state, batches, 0)
-    state.vote(freeze_worker(state, (0,)), state.snapshot * 0.5)
-    state.commit(Commit(attempt=2, step=0, factor=1.0, clip_scale=1.0))
-    newcomer = WorkerState(batches.config)
-    newcomer.load_stage(5, 0, 1, state.copy_state(StateRequest(stage=0, step=1)))
-    assert newcomer.get_position(PositionRequest(digest=True)) == state.get_position(PositionRequest(digest=True))

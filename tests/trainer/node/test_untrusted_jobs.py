@@ -1,0 +1,197 @@
+"""Refused orders run nothing, misbehaving jobs fail with a reason for their author, and the node takes the next job."""
+
+from __future__ import annotations
+
+import base64
+import json
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from tests.support import stdlib_release
+from tests.support.agent_process import (
+    Node,
+    build_dataset_pin,
+    build_training_job,
+    list_running_processes,
+    run_job,
+)
+from tests.support.in_process_agent import InProcessAgent
+from tests.support.node_api_server import LeaseRecord, NodeApiServer
+from tests.support.waits import wait_until
+from trainer import protocol
+from trainer.node.job_handlers.train import TIME_ADVICE
+
+pytestmark = pytest.mark.processes
+
+
+def assert_refused(node: Node, spec: protocol.JobSpec, reason: str, outcome: str = "infrastructure") -> None:
+    """Check that nothing ran, and that the node does the next job."""
+    site = node.site
+    held = run_job(site, spec)
+    site.sign, site.rewrite = site.key.sign, lambda spec: spec
+    assert (held.end.outcome, held.end.cause) == ("failed", outcome)
+    assert reason in held.end.reason
+    assert (held.log, held.rows, held.checkpoints) == ("", [], [])
+    after = run_job(site, build_training_job(site))
+    assert after.end.outcome == "done", after.end.reason
+    assert list_running_processes(node.home) == []
+
+
+NOT_SIGNED = "The order is not signed by the site that this node joined. Nothing was run."
+
+
+def test_order_with_a_wrong_signature_is_refused(running_node: Node) -> None:
+    site = running_node.site
+    site.sign = Ed25519PrivateKey.generate().sign
+    assert_refused(running_node, build_training_job(site), NOT_SIGNED)
+    site.sign = lambda data: site.key.sign(data.replace(b'"steps":20', b'"steps":21'))
+    assert_refused(running_node, build_training_job(site), NOT_SIGNED)
+
+
+def test_identity_belongs_to_one_site_and_its_first_key(site: NodeApiServer, node: Node) -> None:
+    assert node.run(token=None) == 2
+    assert "start it once with --token" in node.read_output()
+    assert node.run(token="wrong") == 1
+    assert "This join token is not known or has expired." in node.read_output()
+    assert not (node.home / "identity.json").exists()
+    site.queue_job(build_training_job(site))
+    assert node.run("--once") == 0
+    identity = json.loads((node.home / "identity.json").read_text())
+    assert base64.b64decode(identity["public_key"]) == site.key.public_key().public_bytes_raw()
+
+    site.sign = Ed25519PrivateKey.generate().sign
+    lease = site.queue_job(build_training_job(site))
+    assert node.run("--once") == 0
+    assert NOT_SIGNED in site.leases[lease].end.reason
+    (node.home / "identity.json").write_text(json.dumps(identity | {"server": "https://elsewhere.example"}))
+    assert node.run() == 2
+    assert "This node belongs to https://elsewhere.example." in node.read_output()
+
+
+@pytest.mark.parametrize("part", ["release", "entry"])
+def test_file_with_changed_bytes_is_refused(running_node: Node, part: str) -> None:
+    spec = build_training_job(running_node.site)
+    sources = {"trainer/models/gpt.py": 'NAME = "changed"\n'}
+    good = stdlib_release.build_tar(sources if part == "entry" else stdlib_release.FILES | sources)
+    file = running_node.site.store_blob(good, f"{part}.tar")
+    changed = bytearray(good)
+    changed[600] ^= 1
+    running_node.site.blobs[file.sha256] = bytes(changed)
+    reason = f"{part}.tar is not the file that the order names (its SHA-256 differs). Nothing was run."
+    assert_refused(running_node, spec.model_copy(update={part: file}), reason)
+
+
+def test_files_outside_their_folder_are_refused(running_node: Node) -> None:
+    site = running_node.site
+    evil = site.store_blob(stdlib_release.build_tar({"trainer/train.py": "evil"}), "entry.tar")
+    spec = build_training_job(site).model_copy(update={"entry": evil})
+    reason = "The archive is refused: trainer/train.py is outside trainer/models/. Nothing was run."
+    assert_refused(running_node, spec, reason, "model")
+    evil = site.store_blob(b"evil", "../../../../identity.json")
+    spec = build_training_job(site, resume=protocol.Checkpoint(step=10, files=(evil,)))
+    assert_refused(running_node, spec, "is not a path inside a folder")
+
+
+def test_prepared_dataset_with_another_hash_is_refused(running_node: Node) -> None:
+    order = protocol.TrainOrder(dataset=build_dataset_pin("a" * 64), config={"steps": 20})
+    spec = build_training_job(running_node.site).model_copy(update={"order": order})
+    assert_refused(running_node, spec, "e" * 64)
+
+
+def test_revoked_node_ends_with_a_reason(site: NodeApiServer, agent: InProcessAgent) -> None:
+    agent.start()
+    wait_until(lambda: site.polls)
+    site.nodes.clear()
+    wait_until(lambda: agent.ended)
+    assert "This node's token is not known: it was revoked." in str(agent.ended)
+
+
+# --- misbehaving jobs -------------------------------------------------------------------------------------------------
+
+ENDED = "The training was ended."
+CASES: dict[str, tuple[str, str, str]] = {
+    "diverges": ("fail(3, 'model', 'The loss became NaN at step 17.')", "model", "The loss became NaN at step 17."),
+    "reason is not a sentence": (
+        "fail(3, 'model', '\\x1b[31mred\\n\\n' + 'x' * 1000)", "model", "[31mred " + "x" * 391 + "…",
+    ),
+    "reason is no text": ("fail(3, 'me', {})", "model", "The training failed: the model failed; the log says how."),
+    "machine's fault": ("fail(1, 'machine', 'The disk is full.')", "infrastructure", "The disk is full."),
+    "crash": ("os.kill(os.getpid(), 11)", "model", "The training's process crashed with a segmentation fault."),
+    "kill from outside": (
+        "os.kill(os.getpid(), 9)", "infrastructure", "The training's process was killed from outside (signal 9).",
+    ),
+    "unknown exit code": ("sys.exit(77)", "model", "The training's process ended with exit code 77."),
+    "no result": ("sys.exit(0)", "model", "The training ended without a result."),
+    "result is garbage": (
+        "(out / 'result.json').write_bytes(os.urandom(1000)); sys.exit(0)", "model",
+        "The training ended without a result.",
+    ),
+    "disk": (
+        "[(out / str(i)).write_bytes(bytes(1_000_000)) for i in range(1000)]", "model",
+        f"{ENDED} It used more than 20.0 MB of disk.",
+    ),
+    "processes": (
+        "while True:\n  try: os.fork()\n  except OSError: pass", "model",
+        f"{ENDED} It had more than 8 processes at once.",
+    ),
+    "memory": (
+        "held = b'x' * 300_000_000; time.sleep(30)", "model", f"{ENDED} It used more than 200.0 MB of memory.",
+    ),
+    "time": ("time.sleep(60)", "infrastructure", f"{ENDED} It ran longer than 1 seconds. {TIME_ADVICE}"),
+}  # fmt: skip
+LIMITS = {"memory": {"memory_bytes": 200_000_000}, "time": {"wall_seconds": 1.0}}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_misbehaving_job_fails_with_its_reason(running_node: Node, case: str) -> None:
+    code, cause, reason = CASES[case]
+    spec = build_training_job(running_node.site, misbehave=code, limits=LIMITS.get(case, {}))
+    finish = run_job(running_node.site, spec).end
+    assert (finish.outcome, finish.cause, finish.reason) == ("failed", cause, reason)
+    assert run_job(running_node.site, build_training_job(running_node.site, steps=1)).end.outcome == "done"
+    assert list_running_processes(running_node.home) == []
+
+
+def run_to_its_end(node: Node, code: str) -> LeaseRecord:
+    held = run_job(node.site, build_training_job(node.site, misbehave=code))
+    assert held.end.outcome == "done", held.end.reason
+    return held
+
+
+def test_log_with_binary_output_is_readable_and_limited(running_node: Node) -> None:
+    noise = "import random; sys.stdout.buffer.write(random.Random(1).randbytes(4_000_000)); sys.stdout.buffer.flush()"
+    log = run_to_its_end(running_node, noise).log
+    assert "\0" not in log
+    assert len(log.encode()) < 2_200_000
+    assert log.endswith("[the output beyond 2 MiB is not kept]\n")
+
+
+def test_metrics_with_invalid_lines_skips_them(running_node: Node) -> None:
+    garbage = """
+with (out / "metrics.jsonl").open("wb") as file:
+    file.write(b"\\xff\\xfe garbage\\n[1, 2]\\n" + b"[" * 20000 + b"\\n" + b"x" * 600_000 + b"\\n")
+    file.write(b'{"kind": "dev", "step": 0, "loss": NaN, "text": "\\\\u0000 \\\\ud800", "big": 1e999}\\n{"kind": 7}\\n')
+"""
+    held = run_to_its_end(running_node, garbage)
+    assert held.rows[0] == {"kind": "dev", "step": 0, "loss": None, "text": "\ufffd ?", "big": None}
+    assert [row["step"] for row in held.rows[1:]] == list(range(1, 21))
+
+
+def test_links_in_the_run_folder_are_not_followed(running_node: Node) -> None:
+    links = """
+os.symlink("/etc/passwd", out / "run.json.link")
+os.mkfifo(out / "checkpoints-fifo")
+(out / "run.json").unlink()
+os.symlink("/etc/passwd", out / "run.json")
+folder = out / "checkpoints" / "step-00000005"
+folder.mkdir(parents=True)
+os.symlink("/etc/passwd", folder / "model.safetensors")
+(folder / "manifest.json").write_text(json.dumps({"step": 5, "files": [
+    {"path": name, "sha256": "0" * 64, "size": 1} for name in ("model.safetensors", "../../../x")]}))
+os.symlink("/etc", out / "checkpoints" / "step-00000006")
+"""
+    held = run_to_its_end(running_node, links)
+    assert held.end.files == ()
+    assert [checkpoint.step for checkpoint in held.checkpoints] == [10, 20]
+    assert not any(b"root:" in content for content in running_node.site.blobs.values())

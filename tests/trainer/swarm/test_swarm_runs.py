@@ -1,0 +1,338 @@
+"""Swarms over real sockets have the losses of one process: with faults, over bad links, with short messages, resumed.
+
+Three fault plans run at night, briefly. `make chaos-swarm` runs all over 60 steps, and random faults for ten minutes.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import sys
+import time
+from collections import Counter
+from collections.abc import Container
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+
+from benchmarks.swarm.link import Links, LinkShape
+from tests.support.in_process_swarm import train_in_process
+from tests.support.model_shapes import GPT2
+from tests.support.paths import DATA
+from tests.support.swarm_chain import build_tiny_config
+from tests.support.waits import WAIT_SECONDS
+from trainer.cli import main as dailytrain
+from trainer.data.dataset import Dataset, prepare_dataset
+from trainer.swarm import checkpoint
+from trainer.swarm.comparison import (
+    ComparisonResult,
+    SingleProcessRun,
+    compare_with_single_process,
+    compute_max_difference,
+    has_equal_hashes,
+    has_exact_cover,
+)
+from trainer.swarm.config import SwarmConfig
+from trainer.swarm.coordinator import Coordinator
+from trainer.swarm.data import Batches
+from trainer.swarm.fault_injection import Fault
+from trainer.swarm.fault_plans import count_members
+from trainer.swarm.frames import RpcFrame
+from trainer.swarm.journal import JournalLine, get_losses, read_journal
+from trainer.swarm.local_swarm import FaultPlan, LocalSwarm
+from trainer.swarm.stage import Stage
+from trainer.swarm.worker import Worker
+
+pytest.importorskip("hivemind", reason="the extra `swarm` is not installed")
+
+pytestmark = pytest.mark.processes
+
+STEPS = int(os.environ.get("SWARM_STEPS", "16"))
+SECONDS = float(os.environ.get("SWARM_SECONDS", "0"))
+"""Duration of repeated runs with random faults; 0: one short run."""
+
+long = pytest.mark.skipif(STEPS < 60, reason="every swarm of processes takes a dozen seconds of CPU: make chaos-swarm")
+
+
+def run_swarm(
+    dataset: Path, chaos: str, workers: int = 2, timeout: float = 10.0, seed: int = 5
+) -> tuple[ComparisonResult, list[JournalLine], Counter[str]]:
+    """Run a swarm and one process, and check everything that must hold in every case."""
+    every = max(1, STEPS // 4)
+    config = build_tiny_config(Dataset.open(dataset), steps=STEPS, seed=seed, checkpoint_every=every)
+    result, lines = compare_with_single_process(config, dataset, workers, chaos, timeout, WAIT_SECONDS)
+    assert result.max_abs_loss_difference < 1e-4
+    assert result.exact_cover
+    assert result.hashes_equal
+    assert not result.leftovers
+    assert result.is_passed(STEPS)
+    return result, lines, Counter(line["kind"] for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("chaos", "timeout", "kills", "kind", "at_least"),
+    [
+        pytest.param("none", 10.0, {0}, "commit", STEPS, marks=long),
+        pytest.param("kill", 10.0, {2}, "commit", STEPS, marks=pytest.mark.slow),
+        pytest.param("drop", 10.0, {0}, "commit", STEPS, marks=long),
+        pytest.param("stall", 1.5, range(100), "leave", 1, marks=long),
+        pytest.param("prepare", 10.0, {2}, "commit", STEPS, marks=long),
+        pytest.param("coordinator", 10.0, range(5, 100), "start", 6, marks=pytest.mark.slow),
+        pytest.param("rebalance", 10.0, range(100), "move", 2, marks=long),
+        pytest.param("resize", 10.0, {4}, "commit", STEPS, marks=long),
+        pytest.param("stage", 10.0, {2}, "rollback", 1, marks=pytest.mark.slow),
+    ],
+)
+def test_swarm_with_faults_equals_single_process(
+    dataset_folder: Path, chaos: str, timeout: float, kills: Container[int], kind: str, at_least: int
+) -> None:
+    result, lines, kinds = run_swarm(dataset_folder, chaos, timeout=timeout)
+    assert result.kills in kills
+    assert kinds[kind] >= at_least
+    match chaos:
+        case "rebalance":
+            assert "wants to leave" in {line["why"] for line in lines if line["kind"] == "leave"}
+        case "resize":
+            members = count_members(lines)
+            assert [members[0], max(members), members[-1]] == [2, 12, 3]
+            commits = [line for line in lines if line["kind"] == "commit"]
+            assert max(len(votes) for line in commits for votes in line["votes"].values()) > 4
+        case "stage":
+            rollback = next(line for line in lines if line["kind"] == "rollback")
+            assert rollback["lost"] == [1]
+            assert rollback["to"] <= rollback["from"]
+
+
+@long
+def test_random_faults_change_nothing(dataset_folder: Path) -> None:
+    started = time.monotonic()
+    for seed in itertools.count(1):
+        result, _, kinds = run_swarm(dataset_folder, "all", workers=3 if SECONDS else 2, timeout=2.0, seed=seed)
+        sys.stdout.write(f"seed {seed}: {result}; {dict(kinds)}\n")
+        if time.monotonic() - started > SECONDS:
+            break
+
+
+@pytest.mark.skipif("SWARM_GPT2" not in os.environ, reason="minutes and 12 GB: make gpt2-swarm")
+def test_gpt2_takes_ten_steps_on_real_text_as_in_one_process(tmp_path: Path) -> None:
+    text, tokenizer = DATA / "text/wikitext-2-raw/wiki.test.raw", DATA / "tokenizers/gpt2"
+    dataset = prepare_dataset(f"files:{text}", f"gpt2:{tokenizer}", tmp_path)
+    sizes = {"vocabulary_size": dataset.tokenizer.vocabulary_size, "sequence_length": 64}
+    changes = {"model": {**GPT2, **sizes}, "sequence_length": 64, "micro_batch": 1, "learning_rate": 4e-4}
+    config = build_tiny_config(dataset, "litgpt", seed=1, checkpoint_every=10, **changes)
+    result, lines = compare_with_single_process(config, tmp_path, workers=2, chaos="none", timeout=240, seconds=2400)
+    commits = [line for line in lines if line["kind"] == "commit"]
+    losses, seconds = ([line[name] for line in commits] for name in ("loss", "seconds"))
+    parameters = {line["stage"]: line["parameters"] for line in lines if line["kind"] == "join"}
+    sys.stdout.write(f"{result}\nparameters by stage {parameters}; losses {losses}; seconds of steps {seconds}\n")
+    assert result.is_passed(10)
+    assert losses[-1] < losses[0]
+
+
+# --- slow and broken links, undialable machines -----------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_swarm_over_slow_breaking_links_equals_single_process(dataset_folder: Path) -> None:
+    config = build_tiny_config(Dataset.open(dataset_folder), steps=8, checkpoint_every=8)
+    with Links(LinkShape(megabits=100, milliseconds=50, cuts=0.04), seed=1) as links:
+        result, _ = compare_with_single_process(
+            config, dataset_folder, 2, "none", timeout=15, seconds=WAIT_SECONDS, links=links.get_proxy_port
+        )
+    sys.stdout.write(f"{result}; {links.cut} connections cut, {links.transferred} bytes\n")
+    assert result.is_passed(8)
+    assert links.transferred > 0
+
+
+@pytest.mark.slow
+def test_undialable_workers_connect_by_relay(dataset_folder: Path) -> None:
+    config = build_tiny_config(Dataset.open(dataset_folder), steps=8, checkpoint_every=8)
+    hidden = {"worker-0", "worker-1"}
+    result, lines = compare_with_single_process(
+        config, dataset_folder, 1, "none", timeout=60, seconds=WAIT_SECONDS, undialable=hidden
+    )
+    assert result.is_passed(8)
+    assert {line["label"] for line in lines if line["kind"] == "join"} == hidden, "no other worker took part"
+    assert next(line["seconds"] for line in lines if line["kind"] == "commit") < 150, "libp2p alone takes three minutes"
+
+
+# --- hidden states and gradients in 16 bits ---------------------------------------------------------------------------
+
+MESSAGE_STEPS = 24
+
+
+def dev_loss(config: SwarmConfig, dataset: Dataset, stages: list[Stage]) -> float:
+    nats, targets = 0.0, 0
+    for x, y in Batches(dataset, config).iter_dev(64):
+        hidden = None
+        for stage in stages[:-1]:
+            hidden = stage.forward(x, hidden, learn=False).output
+        nats += float(stages[-1].compute_nats(x, hidden, y).double().sum())
+        targets += int((y >= 0).sum())
+    return nats / targets
+
+
+def load_trained_stages(config: SwarmConfig, folder: Path) -> list[Stage]:
+    """Return the stages as they are in the last checkpoint."""
+    stages = [Stage(config, index) for index in range(config.stages)]
+    for stage in stages:
+        stage.load_state(checkpoint.load_stage(folder, config, stage.index, config.steps), config.steps)
+    return stages
+
+
+def train_single_process(config: SwarmConfig, dataset: Dataset) -> tuple[float, list[Stage]]:
+    """Return the last loss of one process in fp32, and its weights as stages."""
+    reference = SingleProcessRun(config, Batches(dataset, config))
+    last = [reference.run_step() for _ in range(config.steps)][-1]
+    stages = [Stage(config, index) for index in range(config.stages)]
+    with torch.no_grad():
+        for stage in stages:
+            for name, parameter in stage.parameters.items():
+                parameter.copy_(reference.parameters[name])
+    return last, stages
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("wire", ["bf16", "fp16", "fp8"])
+def test_short_messages_keep_the_loss_within_one_percent(wire: str, dataset_folder: Path, tmp_path: Path) -> None:
+    dataset = Dataset.open(dataset_folder)
+    settings = {"steps": MESSAGE_STEPS, "learning_rate": 3e-3, "checkpoint_every": MESSAGE_STEPS, "audit": 0.2}
+    config = build_tiny_config(dataset, wire=wire, sums="bf16", **settings)
+    with LocalSwarm(config, dataset_folder, [0, 1, 0, 1], timeout=10, out=tmp_path / "run") as swarm:
+        lines = swarm.run(WAIT_SECONDS)
+    assert has_exact_cover(lines, config)
+    assert has_equal_hashes(lines)
+    assert not [line for line in lines if line["kind"] == "ban"]
+    last, stages = train_single_process(config, dataset)
+    assert get_losses(lines)[-1] == pytest.approx(last, rel=0.01)
+    loss = dev_loss(config, dataset, load_trained_stages(config, tmp_path / "run"))
+    assert loss == pytest.approx(dev_loss(config, dataset, stages), rel=0.01)
+
+
+# --- one worker a stage: checkpoints and commands ---------------------------------------------------------------------
+
+PIPELINE_STEPS = 12
+
+
+def run_pipeline(config: SwarmConfig, dataset: Path, out: Path, until: int | None = None) -> list[dict[str, Any]]:
+    """Run or resume a pipeline; kill all its processes when `until` steps are journaled. Return the journal."""
+    faults = [] if until is None else [[Fault(kind="kill", point="journaled", step=until - 1)]]
+    with LocalSwarm(config, dataset, [0, 1], FaultPlan(coordinator=faults), timeout=30, out=out) as pipeline:
+        if until is None:
+            return pipeline.run(WAIT_SECONDS)
+        assert pipeline.coordinator is not None
+        pipeline.coordinator.join(WAIT_SECONDS)
+        assert pipeline.count_steps() == until
+        return pipeline.read_journal()
+
+
+@pytest.mark.slow
+def test_killed_pipeline_resumes_exactly_from_its_checkpoint(dataset_folder: Path, tmp_path: Path) -> None:
+    """One micro-batch a step: several would be added in the order in which they come, with other last digits."""
+    sizes = {"steps": PIPELINE_STEPS, "checkpoint_every": 4, "micro_batches": 1, "micro_batch": 4}
+    config = build_tiny_config(Dataset.open(dataset_folder), **sizes)
+    interrupted = run_pipeline(config, dataset_folder, tmp_path / "run", until=6)
+    lines = run_pipeline(config, dataset_folder, tmp_path / "run")
+    whole = run_pipeline(config, dataset_folder, tmp_path / "whole")
+    assert [line for line in interrupted if line["kind"] == "end"] == []
+    assert lines[: len(interrupted)] == interrupted
+    resumed = [line["step"] for line in lines[len(interrupted) :] if line["kind"] == "commit"]
+    assert resumed[0] >= 4  # the last checkpoint, or a later one
+    assert get_losses(lines) == get_losses(whole)
+    digests = [list(stages["digests"][stage].values()) for stages in (lines[-1], whole[-1]) for stage in ("0", "1")]
+    assert digests[:2] == digests[2:]
+    assert compute_max_difference(get_losses(lines), config, dataset_folder) < 1e-4
+
+
+@pytest.mark.slow
+def test_local_command_resumes_and_leaves_a_run_to_sample(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = tmp_path / "text"
+    text.mkdir()
+    for name in ("argparse", "ast", "inspect", "typing", "tarfile", "textwrap"):
+        (text / f"{name}.txt").write_text(Path(os.__file__).with_name(f"{name}.py").read_text())
+    out = tmp_path / "run"
+    options = ["--stages", "2", "--workers", "1", "--steps", "8", "--micro-batches", "2", "--timeout", "30"]
+    command = ["swarm", "local", "--corpus", f"files:{text}", *options, "--wire", "fp8", "--out", str(out)]
+    assert dailytrain.main([*command, "--seconds", "0"]) == 1  # interrupted at once
+    assert dailytrain.main([*command, "--no-compare", "--json"]) == 0
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)["max_abs_loss_difference"] is None
+    assert "not compared" in captured.err
+    assert dailytrain.main(["sample", str(out), "--prompt", "The train", "--max-tokens", "5"]) == 0
+    assert capsys.readouterr().out.startswith("The train")
+    assert dailytrain.main(command) == 2
+    assert "has ended" in capsys.readouterr().err
+    (out / "run.json").unlink()  # as after an interruption between the last step and the assembly
+    assert dailytrain.main(command) == 0
+    assert (out / "run.json").exists()
+
+
+# --- evaluation, sampled tokens and leaving, in this process ----------------------------------------------------------
+
+SAMPLED_STEPS = 4
+PROMPT, TOKENS = [5, 6, 7], 8
+
+
+class SamplingCoordinator(Coordinator):
+    """A coordinator that samples at each evaluation."""
+
+    samples: ClassVar[list[list[int]]] = []
+
+    async def evaluate(self) -> None:
+        await super().evaluate()
+        text = self.build_text()
+        text.add_tokens(PROMPT)
+        for _ in range(TOKENS):
+            text.add_tokens([int((await text.predict()).argmax())])
+        assert (text.step, text.start, len(text.path)) == (self.version, len(text.tokens) - 1, 2)
+        self.samples.append(text.tokens)
+
+
+class LeavingWorker(Worker):
+    """Leaves in its first step, as on SIGTERM."""
+
+    async def run_micro_batch(self, *arguments: Any) -> RpcFrame:
+        if not self.hello.leaving:
+            self.leave()
+        return await super().run_micro_batch(*arguments)
+
+
+@torch.no_grad()
+def sample_reference(reference: SingleProcessRun, config: SwarmConfig) -> list[int]:
+    text = list(PROMPT)
+    for _ in range(TOKENS):
+        text.append(int(reference.model(torch.tensor([text[-config.sequence_length :]]))[0, -1].argmax()))
+    return text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", ["gpt", "nanogpt"])
+def test_evaluations_and_samples_equal_single_process(tmp_path: Path, dataset: Dataset, arch: str) -> None:
+    batches = Batches(dataset, build_tiny_config(dataset, arch, steps=SAMPLED_STEPS))
+    SamplingCoordinator.samples.clear()
+    train_in_process(batches, tmp_path, [0, 1], evaluation_interval=2, coordinator_type=SamplingCoordinator)
+    lines, reference = read_journal(tmp_path / "run"), SingleProcessRun(batches.config, batches)
+    seen = {line["step"]: line["loss"] for line in lines if line["kind"] == "evaluation"}
+    assert list(seen) == [0, 2]
+    pairs = list(batches.iter_dev(32))
+    for loss, step in zip(get_losses(lines), range(SAMPLED_STEPS), strict=True):
+        if step in seen:
+            nats = sum(float(reference.objective(x, y).detach()) for x, y in pairs)
+            assert seen[step] == pytest.approx(nats / sum(int((y >= 0).sum()) for _, y in pairs), abs=1e-5)
+            assert SamplingCoordinator.samples.pop(0) == sample_reference(reference, batches.config)
+        assert loss == pytest.approx(reference.run_step(), abs=1e-4)
+
+
+@pytest.mark.slow
+def test_leaving_worker_goes_between_two_steps(tmp_path: Path, dataset: Dataset) -> None:
+    steps = 12
+    batches = Batches(dataset, build_tiny_config(dataset, steps=steps))
+    train_in_process(batches, tmp_path, [0, 1, 1], {2: LeavingWorker})
+    lines = read_journal(tmp_path / "run")
+    left = [line for line in lines if line["kind"] == "leave"]
+    assert [(line["stage"], line["why"]) for line in left] == [(1, "wants to leave")]
+    reference = SingleProcessRun(batches.config, batches)
+    assert get_losses(lines) == pytest.approx([reference.run_step() for _ in range(steps)], abs=1e-4)
