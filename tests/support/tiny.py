@@ -11,5 +11,7 @@ TINY_TRAINING = (
 """Flags without those of the model. A step takes milliseconds."""
 TINY = ("--model.depth", "2", "--model.width", "32", "--model.heads", "2", *TINY_TRAINING)
 """The same with a Transformer."""
+TINY_TRACED = tuple(flag for flag in TINY if flag != "--eager")
+"""The same, of graphs."""
 TINY_RWKV5 = ("--arch", "rwkv5", "--model.depth", "2", "--model.width", "64", "--train.chunk", "8", *TINY_TRAINING)
-"""The same with RWKV-5 on rows in chunks."""
+"""The smallest run of RWKV-5, on rows in chunks."""
