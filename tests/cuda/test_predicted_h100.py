@@ -68,22 +68,15 @@ def test_training_traces_as_one_graph_both_ways(arch: str) -> None:
 
 
 @pytest.mark.check
-@pytest.mark.parametrize("name", PINNED)
-def test_gpt_graph_costs_the_pinned_kernels_and_bytes(name: str) -> None:
-    graph = predict("gpt")["graphs"][name]
-    operations, kernels, gigabytes = PINNED[name]
-    assert (graph["operations"], graph["triton_kernels"]) == (operations, kernels)
-    assert graph["gigabytes"] == pytest.approx(gigabytes, rel=2e-3)
-
-
-def test_step_of_a_table_in_bf16_costs_22_bytes_a_parameter() -> None:
+def test_gpt_step_costs_the_pinned_kernels_and_bytes() -> None:
     report = predict("gpt")
+    for name, (operations, kernels, gigabytes) in PINNED.items():
+        graph = report["graphs"][name]
+        assert (graph["operations"], graph["triton_kernels"]) == (operations, kernels)
+        assert graph["gigabytes"] == pytest.approx(gigabytes, rel=2e-3)
     assert report["bf16_tables"] == 1 + DEPTH // 2
-    assert report["table_step_gigabytes"] == pytest.approx(22 * 32_768 * WIDTH / 1e9, rel=0.01)
-
-
-def test_gpt_planned_peak_memory_is_pinned() -> None:
-    assert predict("gpt")["peak_bytes"] == pytest.approx(9.032e9, rel=5e-3)
+    assert report["table_step_gigabytes"] == pytest.approx(22 * 32_768 * WIDTH / 1e9, rel=0.01), "22 bytes a parameter"
+    assert report["peak_bytes"] == pytest.approx(9.032e9, rel=5e-3)
 
 
 def test_memory_formula_bounds_planned_peak() -> None:
@@ -94,16 +87,11 @@ def test_memory_formula_bounds_planned_peak() -> None:
 
 
 @pytest.mark.parametrize("arch", ["gpt", "smear"])
-def test_residual_stream_is_bf16(arch: str) -> None:
+def test_stream_is_bf16_and_each_block_takes_its_attention_path(arch: str) -> None:
     report = predict(arch)
     assert report["feature_dtype"] == "bfloat16"
-    stream = [report["rows"], LENGTH, WIDTH]
-    assert stream not in report["graphs"]["features"]["fp32_streams"]
-
-
-@pytest.mark.parametrize("arch", ["gpt", "smear"])
-def test_attention_path_of_each_block(arch: str) -> None:
-    graphs = predict(arch)["graphs"]
+    graphs = report["graphs"]
+    assert [report["rows"], LENGTH, WIDTH] not in graphs["features"]["fp32_streams"]
     forward = [tuple(call) for call in graphs["features"]["attention"]]
     assert forward == [WINDOWED] * (DEPTH - 1) + [SDPA]
     backward = [(name.removesuffix(" backward"), window) for name, window in graphs["features backward"]["attention"]]
@@ -132,20 +120,13 @@ def test_flops_of_compiled_products_equal_the_count(arch: str, attention_width: 
     assert report["product_flops_per_token"] + attention + outer == report["counted_flops_per_token"]
 
 
-def test_flops_of_rwkv5_products_without_the_recurrence_equal_the_count() -> None:
+def test_rwkv5_computes_recurrences_by_two_kernels_both_ways_and_other_products_as_counted() -> None:
     report = predict("rwkv5")
+    found = {name: graph["recurrences"] for name, graph in report["graphs"].items()}
+    both = 2 * RWKV5_DEPTH
+    assert found == {"features": both, "features backward": both, "loss": 0, "loss backward": 0}
     recurrences = RWKV5_DEPTH * count_recurrence_flops()
     assert report["product_flops_per_token"] + recurrences == pytest.approx(report["counted_flops_per_token"], rel=1e-3)
-
-
-def test_rwkv5_computes_each_recurrence_by_two_kernels_both_ways() -> None:
-    graphs = predict("rwkv5")["graphs"]
-    assert {name: graph["recurrences"] for name, graph in graphs.items()} == {
-        "features": 2 * RWKV5_DEPTH,
-        "features backward": 2 * RWKV5_DEPTH,
-        "loss": 0,
-        "loss backward": 0,
-    }
 
 
 @pytest.mark.skipif(find_spec("torchao") is None, reason="torchao is not installed: `make test-cuda` installs it")

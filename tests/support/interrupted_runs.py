@@ -6,8 +6,11 @@ from pathlib import Path
 
 from rich.console import Console
 
+from tests.support.metrics_lines import numbers
 from tests.support.tiny import TINY
+from trainer.checkpoint.store import find_latest_checkpoint
 from trainer.config.parsing import parse_config
+from trainer.errors import ExitCode
 from trainer.train import run_training
 from trainer.training.run import StopRequest
 
@@ -35,3 +38,14 @@ def train(out: Path, *flags: object, tiny: tuple[str, ...] = TINY, stop_after: i
     return run_training(
         parse_config(["--out", str(out), *tiny, *map(str, flags)]), Console(stderr=True, quiet=True), interruption
     )
+
+
+def check_resume(folder: Path, *flags: object, tiny: tuple[str, ...] = TINY, stop_after: int = 3) -> None:
+    """Train whole runs, one of which is stopped, and compare numbers and last weights to the last bit."""
+    whole, stopped = folder / "whole", folder / "stopped"
+    assert train(whole, *flags, tiny=tiny) == ExitCode.OK
+    assert train(stopped, *flags, tiny=tiny, stop_after=stop_after) == ExitCode.INTERRUPTED
+    assert train(stopped, *flags, tiny=tiny) == ExitCode.OK
+    assert numbers(stopped) == numbers(whole)
+    ours, theirs = (find_latest_checkpoint(out) / "model.safetensors" for out in (stopped, whole))  # type: ignore[operator]
+    assert ours.read_bytes() == theirs.read_bytes()

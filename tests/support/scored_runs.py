@@ -71,7 +71,16 @@ def write_checkpoint(folder: Path, model: torch.nn.Module) -> None:
     (folder / "manifest.json").write_text(json.dumps({"step": 10, "files": files}))
 
 
-def build_scorer(model: LanguageModel, length: int = LENGTH) -> ModelScorer:
+class CharacterTokenizer:
+    """A token for each character."""
+
+    end_of_text = 0
+
+    def encode(self, text: str) -> list[int]:
+        return [min(ord(character), 127) for character in text]
+
+
+def build_scorer(model: torch.nn.Module, length: int = LENGTH) -> ModelScorer:
     return ModelScorer(model, torch.device("cpu"), length)
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -36,6 +38,16 @@ def trace(name: str, **fields: Any) -> TracedArchitecture:
 
 def build_config(name: str, **fields: Any) -> Any:
     return dataclasses.replace(load_architecture(name).Config.sized(DEPTH.get(name, 2), V, T), **fields)  # type: ignore[type-var]
+
+
+def edit_files(
+    change: Callable[[dict[str, Any]], None], file: str = "train.json", name: str = "nanogpt", **fields: Any
+) -> dict[str, bytes]:
+    """Return the files of a traced architecture with the table of one of them changed."""
+    files = trace(name, **fields).to_files()
+    table = json.loads(files[file])
+    change(table)
+    return {**files, file: json.dumps(table).encode()}
 
 
 def build_pair(name: str, seed: int = 3, **fields: Any) -> TracedModel:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.tiny import TINY
+from tests.support.tiny import TINY, TINY_TRACED
 
 NOUNS = ["cat", "dog", "king", "queen", "train", "river", "night", "stone", "lamp", "bird"]
 VERBS = ["sees", "finds", "loves", "leaves", "carries", "answers", "follows", "paints"]
@@ -77,3 +77,14 @@ def refuse(capfd: pytest.CaptureFixture[str]) -> Callable[..., str]:
         return error
 
     return run
+
+
+@pytest.fixture(scope="session")
+def traced_run(dataset_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a finished run of graphs of 6 steps, with its checkpoints of steps 3 and 6. For reading only."""
+    from trainer.train import main
+
+    out = tmp_path_factory.mktemp("runs") / "traced"
+    flags = ["--dataset", str(dataset_folder), "--out", str(out), "--budget", "6steps", *TINY_TRACED]
+    assert main([*flags, "--checkpoint-every", "3steps", "--keep", "9"]) == 0
+    return out

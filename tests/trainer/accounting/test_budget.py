@@ -13,19 +13,14 @@ from trainer.accounting.budget import LIMITS, Budget, Usage
     ("text", "kind", "amount"),
     [
         ("24h", "seconds", 86_400),
-        ("15s", "seconds", 15),
         ("3m", "seconds", 180),
         ("1.5h", "seconds", 5400),
         ("90 min", "seconds", 5400),
         ("1d", "seconds", 86_400),
         ("3B-tokens", "tokens", 3e9),
-        ("10M-tokens", "tokens", 1e7),
         ("10m tokens", "tokens", 1e7),
-        ("250000tokens", "tokens", 250_000),
-        ("500steps", "steps", 500),
         ("1-step", "steps", 1),
         ("10k-steps", "steps", 10_000),
-        ("1e19flops", "flops", 1e19),
         ("2.5e12-FLOPs", "flops", 2.5e12),
     ],
 )
@@ -34,20 +29,17 @@ def test_parse_valid_text_returns_budget(text: str, kind: str, amount: float) ->
     assert (budget.kind, budget.amount) == (kind, amount)
 
 
+IMPOSSIBLE = ["", "0s", "-5s", "0steps", "0.5s", "60", "soon", "3B", "1.5steps", "nans", "1e400s", "15s15s"]
+
+
 @pytest.mark.parametrize(
-    "text",
-    ["", "0s", "-5s", "0steps", "0.5s", "60", "soon", "3B", "1.5steps", "nans", "infs", "1e400s", "5 apples", "15s15s"],
+    ("text", "reason"),
+    [*((text, "impossible") for text in IMPOSSIBLE), *((text, "from 1 to") for text in ("400d", "1e15steps"))],
 )
-def test_parse_impossible_text_raises_one_line(text: str) -> None:
-    with pytest.raises(ValueError, match="impossible") as refusal:
+def test_parse_impossible_text_raises_one_line(text: str, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason) as refusal:
         Budget.parse(text)
     assert "\n" not in str(refusal.value)
-
-
-@pytest.mark.parametrize("text", ["400d", "1e20tokens", "1e15steps", "1e40flops"])
-def test_parse_absurd_amount_names_the_limits(text: str) -> None:
-    with pytest.raises(ValueError, match="must be from 1 to"):
-        Budget.parse(text)
 
 
 AMOUNTS = {
@@ -96,10 +88,6 @@ def test_used_fraction_of_flops_begins_with_the_initialization() -> None:
     assert budget.used_fraction(Usage(), 100, 5e7, 1e9) == 1
 
 
-def test_used_fraction_of_seconds_ignores_steps_and_tokens() -> None:
-    assert Budget.parse("10s").used_fraction(Usage(steps=10**6, tokens=10**12, flops=1e20, seconds=2.5), 1, 1) == 0.25
-
-
 @given(BUDGETS, st.sampled_from([1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0, 2.0, 4.0]))
 def test_times_is_exact_and_parses_back(budget: Budget, factor: float) -> None:
     try:
@@ -115,14 +103,10 @@ def test_times_is_exact_and_parses_back(budget: Budget, factor: float) -> None:
         assert rung.amount == 1 or abs(rung.amount - budget.amount * factor) <= 0.5
 
 
-def test_times_result_has_readable_text() -> None:
+def test_times_result_has_readable_text_and_a_share_of_its_kind() -> None:
     full = Budget.parse("1e13flops")
     assert [str(full.times(factor)) for factor in (1 / 8, 1, 2)] == ["1.25e12flops", "1e13flops", "2e13flops"]
     assert str(Budget.parse("500steps").times(1 / 8)) == "62steps"
     assert str(Budget.parse("180s").times(1 / 8)) == "22.5s"
-
-
-def test_share_of_other_kind_is_none() -> None:
-    full = Budget.parse("1e13flops")
     assert full.times(1 / 4).share_of(full) == 0.25
     assert Budget.parse("20s").share_of(full) is None

@@ -28,19 +28,13 @@ def test_idle_cores_are_those_that_others_leave(busy: list[float], idle: int) ->
     assert cores.count_idle_cores(dict(enumerate(busy))) == idle
 
 
-@pytest.mark.parametrize(("chosen", "limit", "count"), [("3", 8, 3), ("3", 2, 2), ("1", 8, 1)])
-def test_thread_count_follows_omp_num_threads(
-    chosen: str, limit: int, count: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("OMP_NUM_THREADS", chosen)
-    assert cores.choose_thread_count(limit) == count
-
-
-def test_thread_count_leaves_busy_cores_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+def test_thread_count_follows_omp_num_threads_or_leaves_busy_cores_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cores, "measure_busy_shares", lambda: {0: 1.0, 1: 0.0, 2: 0.1, 3: 0.0})
-    assert cores.choose_thread_count(4) == 3
-    assert cores.choose_thread_count(2) == 2
+    for chosen, limit, count in (("3", 8, 3), ("3", 2, 2), ("1", 8, 1)):
+        monkeypatch.setenv("OMP_NUM_THREADS", chosen)
+        assert cores.choose_thread_count(limit) == count
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    assert [cores.choose_thread_count(limit) for limit in (4, 2)] == [3, 2]
 
 
 @pytest.mark.parametrize(("chosen", "found"), [({}, "1000"), ({"GOMP_SPINCOUNT": "77"}, "77")])

@@ -9,12 +9,10 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from trainer.accounting import flops, peak_flops
-from trainer.graph.model import build_model_without_data
-from trainer.graph.trace import trace_architecture
 from trainer.models import gpt
 from trainer.models.base import LanguageModel
 
-SIZES = [(1, 64, 2, 32), (2, 64, 1, 128), (3, 96, 3, 256), (4, 128, 2, 64), (2, 256, 4, 512)]
+SIZES = [(1, 64, 2, 32), (3, 96, 3, 256)]
 
 
 @pytest.mark.parametrize(("depth", "width", "heads", "length"), SIZES)
@@ -24,31 +22,6 @@ def test_count_flops_of_baseline_equals_closed_form(depth, width, heads, length)
     found = flops.count_flops(model, torch.randint(0, 512, (1, length)))
     matrices = sum(module.weight.numel() for module in model.modules() if isinstance(module, nn.Linear))
     assert found == pytest.approx(6 * matrices + 12 * depth * length * width, rel=0.01)
-
-
-def test_count_flops_per_token_ignores_window_and_rows():
-    config = gpt.Config(vocabulary_size=512, sequence_length=64, depth=2, width=64, heads=1, windows="SL")
-    model = gpt.Model(config)
-    one, four = (flops.count_flops(model, torch.randint(0, 512, (rows, 64))) for rows in (1, 4))
-    assert one == four
-    wide = gpt.Model(gpt.Config(vocabulary_size=512, sequence_length=64, depth=2, width=64, heads=1))
-    assert flops.count_flops(wide, torch.randint(0, 512, (1, 64))) == one
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("is_traced", [False, True], ids=["module", "graph"])
-def test_count_flops_with_cut_windows_equals_nanochats_formula(is_traced):
-    length, width, short = 128, 64, 32
-    config = gpt.Config(512, length, depth=4, width=width, heads=2, windows="SSSL", short_window=short)
-    model = gpt.Model(config)
-    # nanochat: 6 for each parameter of a matrix, 12 x width x the tokens that a query may see for each block.
-    gates = [p for name, p in model.named_parameters() if name.endswith(("value_gate", "smear_gate"))]
-    matrices = [module.weight for module in model.modules() if isinstance(module, nn.Linear)]
-    expected = 6 * sum(p.numel() for p in (*matrices, *gates)) + 12 * width * (3 * short + length)
-    if is_traced:
-        model = build_model_without_data(trace_architecture(gpt, config))
-    row = torch.zeros(1, length, dtype=torch.int64, device="meta" if is_traced else "cpu")
-    assert flops.count_flops(model, row, cut_windows=True) == pytest.approx(expected, rel=1e-3)
 
 
 class SmallModel(LanguageModel):
@@ -122,18 +95,7 @@ def test_count_parameters_counts_tied_embedding_once():
     )
 
 
-def test_count_flops_ignores_overridden_forward():
-    model = SmallModel(lambda model, x: x @ model.weight)
-    model.forward = lambda tokens: model.head(model.embedding(tokens))
-    assert flops.count_flops(model, torch.randint(0, 50, (1, 16))) == BASE_FLOPS + 6 * 64
-
-
-def test_find_peak_flops_of_a_cpu_is_measured() -> None:
-    peak = flops.find_peak_flops(torch.device("cpu"), "fp32", 1)
-    assert peak is not None
-    assert 1e8 < peak < 1e14
-
-
-def test_lookup_peak_flops_multiplies_by_the_devices_of_a_node() -> None:
+def test_peak_flops_of_a_cpu_are_measured_and_those_of_a_node_multiplied() -> None:
+    assert 1e8 < flops.find_peak_flops(torch.device("cpu"), "fp32", 1) < 1e14
     assert peak_flops.lookup_peak_flops("2 x NVIDIA H100") == 2 * peak_flops.PEAK_FLOPS["H100"]
     assert peak_flops.lookup_peak_flops("2 x Unknown") is None

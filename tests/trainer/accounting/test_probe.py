@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 import torch
 
-from trainer.accounting.probe import MIN_STEPS, main, measure
+from trainer.accounting.probe import MIN_STEPS, VOCABULARY, ProbeTransformer, main, measure, parse_arguments
 from trainer.protocol import ProbeReading, ProbeSpec
 
 SMALL = ProbeSpec(seconds=0.01, width=64, sequence_length=16, batch=2, precision="fp32", threads=1)
-FLAGS = ("--seconds", "0.01", "--width", "64", "--sequence-length", "16", "--batch", "2", "--threads", "1")
+FLAGS = [f"--{name.replace('_', '-')}={value}" for name, value in SMALL.model_dump(exclude_none=True).items()]
 
 
 def test_probe_loss_is_reproducible() -> None:
@@ -22,48 +20,28 @@ def test_probe_loss_is_reproducible() -> None:
 
 
 def test_probe_steps_reduce_loss() -> None:
-    from trainer.accounting.probe import VOCABULARY, ProbeTransformer
-
     model = ProbeTransformer(64, torch.device("cpu"))
     tokens = torch.randint(VOCABULARY, (2, 17), generator=torch.Generator().manual_seed(1))
     losses = [model.step(tokens) for _ in range(10)]
     assert losses == sorted(losses, reverse=True)
 
 
-def test_probe_json_flag_prints_one_reading(capsys: pytest.CaptureFixture[str]) -> None:
+def test_probe_prints_a_reading_as_json_or_text(capsys: pytest.CaptureFixture[str]) -> None:
+    parsed = {name: value for name, value in vars(parse_arguments(FLAGS)).items() if name != "json"}
+    assert ProbeSpec(**parsed) == SMALL, "what an agent makes of an order"
     assert main([*FLAGS, "--json"]) == 0
     reading = ProbeReading.model_validate_json(capsys.readouterr().out)
     assert reading.loss == measure(SMALL).loss
-
-
-def test_probe_without_json_prints_text(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*FLAGS, "--precision", "bf16"]) == 0
     assert "tokens/s, spread" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
-    ("flags", "sentence"),
-    [
-        (("--width", "100"), "trainer.accounting.probe: --width: Input should be a multiple of 64\n"),
-        (
-            ("--sequence-length", "1"),
-            "trainer.accounting.probe: --sequence-length: Input should be greater than or equal to 8\n",
-        ),
-    ],
+    ("flag", "value", "problem"),
+    [("--width", "100", "a multiple of 64"), ("--sequence-length", "1", "greater than or equal to 8")],
 )
 def test_probe_invalid_flag_prints_one_line(
-    flags: tuple[str, ...], sentence: str, capsys: pytest.CaptureFixture[str]
+    flag: str, value: str, problem: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main([*flags]) == 2
-    assert capsys.readouterr() == ("", sentence)
-
-
-def test_probe_flags_match_spec_fields() -> None:
-    """What the agent makes of an order is what the probe reads."""
-    from trainer.accounting.probe import parse_arguments
-
-    words = [f"--{name.replace('_', '-')}={value}" for name, value in SMALL.model_dump(exclude_none=True).items()]
-    found = vars(parse_arguments(words))
-    found.pop("json")
-    assert ProbeSpec(**found) == SMALL
-    assert json.loads(SMALL.model_dump_json())["threads"] == 1
+    assert main([flag, value]) == 2
+    assert capsys.readouterr() == ("", f"trainer.accounting.probe: {flag}: Input should be {problem}\n")

@@ -69,13 +69,6 @@ def test_second_snapshot_reuses_the_memory_of_the_first() -> None:
     assert allocations.sizes == sizes
 
 
-def test_copies_do_not_overlap() -> None:
-    buffers = HostBuffers(Allocations(), segment_bytes=512)
-    tensors = [torch.full((number,), number, dtype=torch.int64) for number in (1, 9, 100, 0, 3, 50)]
-    copies = [buffers.copy(tensor) for tensor in tensors]
-    assert all(map(torch.equal, copies, tensors))
-
-
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_snapshot_of_a_gpu_is_exact_in_pinned_memory() -> None:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -58,6 +59,18 @@ def export_run(run: Path, out: Path) -> Path:
     return out
 
 
+def import_run(file: Path, out: Path, *flags: str) -> int:
+    return main(["import", "--format", "rwkv", str(file), "--out", str(out), *flags])
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, torch.Tensor]]:
+    """A run, and its tensors in the official layout. For reading only."""
+    folder = tmp_path_factory.mktemp("exported")
+    run = write_run(folder / "run")
+    return run, torch.load(export_run(run, folder / "x.pth"), weights_only=True)
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("rwkv") is None, reason="the package rwkv is not installed")
 def test_rwkv_package_gives_same_logits(tmp_path: Path) -> None:
@@ -84,79 +97,50 @@ def test_rwkv_package_gives_same_logits(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("version", "width"), [(5.0, 128), (5.1, 64), (5.2, 64)])
 def test_export_and_import_preserve_logits(version: float, width: int, tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", version, width)
-    file = export_run(run, tmp_path / "x.pth")
-    assert main(["import", "--format", "rwkv", str(file), "--out", str(tmp_path / "back")]) == 0
+    assert import_run(export_run(run, tmp_path / "x.pth"), tmp_path / "back") == 0
     assert torch.equal(compute_logits(tmp_path / "back"), compute_logits(run))
     model = json.loads((tmp_path / "back" / "run.json").read_text())["model"]
     assert (model["version"], model["vocabulary_size"], model["depth"]) == (version, 41, 2)
 
 
-def test_import_accepts_bf16_and_squeezed_shapes(tmp_path: Path) -> None:
-    file = export_run(write_run(tmp_path / "run"), tmp_path / "x.pth")
-    tensors = torch.load(file, weights_only=True)
-    torch.save({name: value.squeeze().bfloat16() for name, value in tensors.items()}, file)
-    assert main(["import", "--format", "rwkv", str(file), "--out", str(tmp_path / "back")]) == 0
-    assert compute_logits(tmp_path / "back").dtype == torch.float32
-
-
-def test_import_takes_fitting_tokenizer(
-    tmp_path: Path, dataset_folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = export_run(write_run(tmp_path / "run"), tmp_path / "x.pth")
-    spoken = ["--tokenizer", str(dataset_folder / "tokenizer.json")]
-    assert main(["import", "--format", "rwkv", str(file), "--out", str(tmp_path / "back"), *spoken]) == 2
-    assert "is not this model's tokenizer: it has 320 tokens, the model 41" in capsys.readouterr().err
-    assert not (tmp_path / "back").exists()
+HEAD = "head.weight"
 
 
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        (lambda tensors: tensors.pop("head.weight"), "the file lacks head.weight"),
+        (lambda tensors: [tensors.pop(name) for name in (HEAD, "ln_out.bias")], "lacks head.weight and 1 more"),
         (lambda tensors: tensors.pop("blocks.0.att.ln_x.weight"), "not weights of RWKV-5"),
         (lambda tensors: tensors.update({"blocks.0.att.time_maa_x": torch.ones(1)}), "RWKV-6 or later"),
         (lambda tensors: tensors.update({"more": torch.ones(1)}), "has a surplus more"),
-        (lambda tensors: tensors.update({"head.weight": torch.ones(40, 128)}), "head.weight is (40, 128) instead of"),
+        (lambda tensors: tensors.update({HEAD: torch.ones(40, 128)}), "head.weight is (40, 128) instead of"),
         (lambda tensors: tensors.update({"emb.weight": torch.ones(41, 100)}), "must be a multiple of 64"),
         (lambda tensors: tensors.update({"emb.weight": torch.ones(41)}), "emb.weight is no matrix"),
         (lambda tensors: tensors.update({"note": "hello"}), "one table of tensors: 'note' is of the type str"),
-        (lambda tensors: tensors["head.weight"][3].fill_(torch.nan), "head.weight has NaN or infinite numbers"),
-        (lambda tensors: tensors["head.weight"][3, 5].fill_(-torch.inf), "head.weight has NaN or infinite numbers"),
-        (
-            lambda tensors: tensors.update({"emb.weight": torch.full((41, 128), 1e300, dtype=torch.float64)}),
-            "emb.weight has NaN or",
-        ),
+        (lambda tensors: tensors[HEAD][3].fill_(torch.nan), "head.weight has NaN or infinite numbers"),
+        (lambda tensors: tensors.update({HEAD: tensors[HEAD].double() * 1e300}), "head.weight has NaN or"),
         (lambda tensors: tensors.update({"emb.weight": torch.ones(41, 128).to(torch.int8)}), "emb.weight is int8"),
-        (lambda tensors: tensors.update({"_orig_mod.head.weight": torch.ones(41, 128)}), "differ only in the prefix"),
-        (
-            lambda tensors: [tensors.pop(name) for name in ("head.weight", "ln_out.bias")],
-            "lacks head.weight and 1 more",
-        ),
+        (lambda tensors: tensors.update({f"_orig_mod.{HEAD}": torch.ones(41, 128)}), "differ only in the prefix"),
     ],
 )
 def test_import_misfit_prints_one_line(
-    change: object, sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    change: Callable[[dict[str, Any]], None], sentence: str, exported: Any, tmp_path: Path, capsys: Any
 ) -> None:
-    file = export_run(write_run(tmp_path / "run"), tmp_path / "x.pth")
-    tensors = torch.load(file, weights_only=True)
-    change(tensors)  # type: ignore[operator]
-    torch.save(tensors, file)
-    assert main(["import", "--format", "rwkv", str(file), "--out", str(tmp_path / "back")]) == 2
+    tensors = {name: tensor.clone() for name, tensor in exported[1].items()}
+    change(tensors)
+    torch.save(tensors, tmp_path / "x.pth")
+    assert import_run(tmp_path / "x.pth", tmp_path / "back") == 2
     error_text = capsys.readouterr().err
     assert sentence in error_text
     assert error_text.count("\n") == 1
     assert not (tmp_path / "back").exists()
 
 
-def split_into_shards(tensors: dict[str, torch.Tensor]) -> list[dict[str, torch.Tensor]]:
-    names = sorted(tensors)
-    return [{name: tensors[name] for name in names[number::3]} for number in range(3)]
-
-
 def save_shards(tensors: dict[str, torch.Tensor], folder: Path, *, ending: str) -> None:
     folder.mkdir()
-    for number, shard in enumerate(split_into_shards(tensors), start=1):
-        path = folder / f"weights-{number:05d}-of-00003.{ending}"
+    names = sorted(tensors)
+    for number in range(3):
+        path, shard = folder / f"weights-{number + 1:05d}-of-00003.{ending}", {n: tensors[n] for n in names[number::3]}
         save_file(shard, path) if ending == "safetensors" else torch.save(shard, path)
 
 
@@ -169,12 +153,9 @@ def add_prefix(tensors: dict[str, torch.Tensor], *prefixes: str) -> dict[str, to
 @pytest.mark.parametrize(
     "save",
     [
-        lambda tensors, path: torch.save(add_prefix(tensors, "module."), path),
         lambda tensors, path: torch.save(add_prefix(tensors, "_orig_mod.", "module."), path),
-        lambda tensors, path: torch.save(add_prefix(tensors, "module.", "_orig_mod."), path),
         lambda tensors, path: torch.save({"state_dict": add_prefix(tensors, "model."), "epoch": 3}, path),
         lambda tensors, path: torch.save({"model": tensors, "optimizer": {"state": {}}, "step": 7}, path),
-        lambda tensors, path: torch.save({"model_state_dict": tensors, "loss": 2.5}, path),
         lambda tensors, path: torch.save(
             {name.replace("blocks.0.", "blocks.0._checkpoint_wrapped_module."): t for name, t in tensors.items()}, path
         ),
@@ -186,82 +167,83 @@ def add_prefix(tensors: dict[str, torch.Tensor], *prefixes: str) -> dict[str, to
     ],
 )
 def test_import_reads_weights_as_people_save_them(
-    save: Callable[[dict[str, torch.Tensor], Path], None], tmp_path: Path
+    save: Callable[[dict[str, torch.Tensor], Path], None], exported: Any, tmp_path: Path
 ) -> None:
-    run = write_run(tmp_path / "run")
-    tensors = torch.load(export_run(run, tmp_path / "x.pth"), weights_only=True)
+    run, tensors = exported
     save(tensors, tmp_path / "theirs")
-    assert main(["import", "--format", "rwkv", str(tmp_path / "theirs"), "--out", str(tmp_path / "back")]) == 0
+    assert import_run(tmp_path / "theirs", tmp_path / "back") == 0
     assert torch.equal(compute_logits(tmp_path / "back"), compute_logits(run))
 
 
-def test_import_restores_tied_weights_of_safetensors(tmp_path: Path) -> None:
-    tensors = torch.load(export_run(write_run(tmp_path / "run"), tmp_path / "x.pth"), weights_only=True)
-    tensors["head.weight"] = tensors["emb.weight"].clone()
-    torch.save(tensors, tmp_path / "both.pth")
-    del tensors["head.weight"]
-    save_file(tensors, tmp_path / "one.safetensors", metadata={"head.weight": "emb.weight", "format": "pt"})
+def test_import_restores_tied_weights_and_accepts_bf16_and_squeezed_shapes(exported: Any, tmp_path: Path) -> None:
+    tensors = {**exported[1], HEAD: exported[1]["emb.weight"].clone()}
+    torch.save({name: value.squeeze().bfloat16() for name, value in tensors.items()}, tmp_path / "both.pth")
+    narrow = {name: value.bfloat16() for name, value in tensors.items() if name != HEAD}
+    save_file(narrow, tmp_path / "one.safetensors", metadata={HEAD: "emb.weight", "format": "pt"})
     for name in ("both.pth", "one.safetensors"):
-        assert main(["import", "--format", "rwkv", str(tmp_path / name), "--out", str(tmp_path / name[:3])]) == 0
+        assert import_run(tmp_path / name, tmp_path / name[:3]) == 0
     assert torch.equal(compute_logits(tmp_path / "bot"), compute_logits(tmp_path / "one"))
+    assert compute_logits(tmp_path / "one").dtype == torch.float32
 
 
-def test_import_of_folder_without_all_shards_names_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    tensors = torch.load(export_run(write_run(tmp_path / "run"), tmp_path / "x.pth"), weights_only=True)
-    save_shards(tensors, tmp_path / "theirs", ending="bin")
-    (tmp_path / "theirs" / "weights-00002-of-00003.bin").unlink()
-    assert main(["import", "--format", "rwkv", str(tmp_path / "theirs"), "--out", str(tmp_path / "back")]) == 2
-    assert "theirs lacks a shard of its weights" in capsys.readouterr().err
-
-
-def test_import_executes_no_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_import_executes_no_code_and_names_what_it_cannot_read(
+    exported: Any, dataset_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     torch.save({"emb.weight": os.system}, tmp_path / "x.pth")
     (tmp_path / "y.pth").write_bytes(b"nothing of the kind")
-    for name, sentence in {"x.pth": "plain tensors", "y.pth": "plain tensors", "z.pth": "No such file"}.items():
-        assert main(["import", "--format", "rwkv", str(tmp_path / name), "--out", str(tmp_path / "back")]) == 2
+    torch.save(exported[1], tmp_path / "good.pth")
+    save_shards(exported[1], tmp_path / "theirs", ending="bin")
+    (tmp_path / "theirs" / "weights-00002-of-00003.bin").unlink()
+    spoken = ("--tokenizer", str(dataset_folder / "tokenizer.json"))
+    for name, flags, sentence in (
+        ("x.pth", (), "plain tensors"),
+        ("y.pth", (), "plain tensors"),
+        ("z.pth", (), "No such file"),
+        ("theirs", (), "theirs lacks a shard of its weights"),
+        ("good.pth", spoken, "is not this model's tokenizer: it has 320 tokens, the model 41"),
+    ):
+        assert import_run(tmp_path / name, tmp_path / "back", *flags) == 2
         assert sentence in capsys.readouterr().err
+    assert not (tmp_path / "back").exists()
 
 
 def test_export_rejects_other_architectures_and_import_existing_runs(
-    tiny_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    exported: Any, tiny_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["export", str(tiny_run), "--format", "rwkv", "--out", str(tmp_path / "x.pth")]) == 2
     assert "of the architecture gpt; the format rwkv holds only rwkv5" in capsys.readouterr().err
-    run = write_run(tmp_path / "run")
-    assert main(["export", str(run), "--format", "rwkv", "--out", str(tmp_path / "no" / "x.pth")]) == 2
+    assert main(["export", str(exported[0]), "--format", "rwkv", "--out", str(tmp_path / "no" / "x.pth")]) == 2
     assert "cannot write" in capsys.readouterr().err
-    file = export_run(run, tmp_path / "x.pth")
-    assert main(["import", "--format", "rwkv", str(file), "--out", str(run)]) == 2
+    torch.save(exported[1], tmp_path / "x.pth")
+    assert import_run(tmp_path / "x.pth", exported[0]) == 2
     assert "holds a run already" in capsys.readouterr().err
 
 
-def test_logits_prints_log_probabilities_per_token(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = write_run(tmp_path / "run")
+def test_logits_prints_log_probabilities_per_token(
+    exported: Any, tiny_run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = exported[0]
     assert main(["logits", str(run), "--tokens", ",".join(map(str, TOKENS)), "--json"]) == 0
     printed = torch.tensor(json.loads(capsys.readouterr().out)["log_probabilities"])
     torch.testing.assert_close(printed, compute_logits(run).log_softmax(-1))
     assert main(["logits", str(run), "--tokens", "1,2"]) == 0
     assert capsys.readouterr().out.startswith("after 1: ")
-
-
-def test_logits_works_for_other_architectures(tiny_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["logits", str(tiny_run), "--tokens", "1,2,3", "--json"]) == 0
     printed = torch.tensor(json.loads(capsys.readouterr().out)["log_probabilities"])
-    assert printed.shape == (3, 320)
+    assert printed.shape == (3, 320), "of another architecture"
     torch.testing.assert_close(printed.exp().sum(-1), torch.ones(3))
-
-
-def test_logits_of_more_tokens_than_the_context_is_one_line(tiny_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["logits", str(tiny_run), "--tokens", ",".join(["1"] * 1000)]) == 2
-    assert "--tokens has 1000 tokens, and this model reads at most" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("tokens", "sentence"),
-    [("1,x", "commas, not '1,x'"), ("1,41", "no token 41"), ("", "separated by commas")],
+    [
+        ("1,x", "commas, not '1,x'"),
+        ("1,400", "no token 400"),
+        ("", "separated by commas"),
+        (",".join(["1"] * 1000), "--tokens has 1000 tokens, and this model reads at most"),
+    ],
+    ids=["word", "unknown", "none", "too many"],
 )
-def test_logits_invalid_tokens_print_one_line(
-    tokens: str, sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["logits", str(write_run(tmp_path / "run")), f"--tokens={tokens}", "--json"]) == 2
+def test_logits_invalid_tokens_print_one_line(tokens: str, sentence: str, tiny_run: Path, capsys: Any) -> None:
+    assert main(["logits", str(tiny_run), f"--tokens={tokens}", "--json"]) == 2
     assert sentence in capsys.readouterr().err

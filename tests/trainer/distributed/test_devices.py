@@ -1,8 +1,9 @@
-"""Settings before the first use of a device."""
+"""Devices: settings before the first use, and the one module that queries GPUs."""
 
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,21 +13,18 @@ import torch
 
 from tests.support.paths import REPOSITORY
 from trainer.distributed.devices import configure_allocator
+from trainer.ops import devices
 
 pytestmark = pytest.mark.processes
 
 
-@pytest.mark.parametrize(
-    ("given", "expected"), [(None, "expandable_segments:True"), ("backend:native", "backend:native")]
-)
-def test_gpu_segments_grow_unless_the_environment_says_otherwise(
-    given: str | None, expected: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PYTORCH_ALLOC_CONF", given or "")
-    if given is None:
-        monkeypatch.delenv("PYTORCH_ALLOC_CONF")
+def test_gpu_segments_grow_unless_the_environment_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "backend:native")
     configure_allocator("cuda")
-    assert os.environ["PYTORCH_ALLOC_CONF"] == expected
+    assert os.environ["PYTORCH_ALLOC_CONF"] == "backend:native"
+    monkeypatch.delenv("PYTORCH_ALLOC_CONF")
+    configure_allocator("cuda")
+    assert os.environ["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
 
 
 FIRST_USE_OF_CUDA = """
@@ -63,3 +61,22 @@ def test_process_that_trains_has_expandable_segments() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True)
     assert done.stdout.strip() == "True", done.stderr
+
+
+CALLS = re.compile(r"\btorch\.cuda\b|\bfrom torch import cuda\b|\btorch\.version\.(cuda|hip)\b")
+
+
+def test_torch_cuda_is_called_by_the_devices_module_only() -> None:
+    files = (*(REPOSITORY / "trainer").rglob("*.py"), *(REPOSITORY / "leaderboard").rglob("*.py"))
+    users = {str(file.relative_to(REPOSITORY)) for file in files if CALLS.search(file.read_text())}
+    assert users == {"trainer/ops/devices.py"}
+
+
+def test_capability_of_another_vendor_is_no_generation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An MI300 reports 9.4, which is not Hopper."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _=None: (9, 4))
+    assert devices.get_generation() == 9
+    assert devices.has_fp8()
+    monkeypatch.setattr(torch.version, "hip", "7.0")
+    assert devices.get_generation() == 0
+    assert not devices.has_fp8()

@@ -6,11 +6,9 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from tests.support.interrupted_runs import train
 from tests.support.metrics_lines import numbers
@@ -18,7 +16,7 @@ from tests.support.paths import REPOSITORY
 from tests.support.tiny import TINY_RWKV5
 from tests.support.waits import WAIT_SECONDS
 from tests.trainer.distributed.two_processes import CHUNKED, IN_BF16, RUNS, WITH_OPTIONS, get_flags
-from trainer.checkpoint.files import get_checkpoint_step, list_checkpoints
+from trainer.checkpoint.files import get_checkpoint_step, list_checkpoints, load_weights
 from trainer.checkpoint.store import find_latest_checkpoint
 from trainer.distributed.ports import find_free_port
 
@@ -29,12 +27,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.slow]  # three processes, two d
 def runs(dataset_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of the runs that `two_processes` made, and of the same one by a single process."""
     out = tmp_path_factory.mktemp("together")
-    address = {
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(find_free_port()),
-        "NODE_RANK": "0",
-        "OMP_NUM_THREADS": "1",
-    }
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(find_free_port()), "NODE_RANK": "0"}
     both = [
         subprocess.Popen(
             [sys.executable, "-m", "tests.trainer.distributed.two_processes", str(dataset_folder), str(out)],
@@ -54,21 +47,19 @@ def runs(dataset_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 
 def weights(run: Path) -> dict[str, torch.Tensor]:
-    folder = find_latest_checkpoint(run)
-    assert folder is not None
-    return load_file(folder / "model.safetensors")
+    return load_weights(find_latest_checkpoint(run))  # type: ignore[arg-type]
+
+
+def assert_equal_numbers(ours: Path, theirs: Path, tolerance: float) -> None:
+    pairs = list(zip(numbers(ours), numbers(theirs), strict=True))
+    assert len(pairs) == 6 + 2
+    for mine, other in pairs:
+        assert mine == {k: pytest.approx(v, rel=tolerance) if isinstance(v, float) else v for k, v in other.items()}
 
 
 @pytest.mark.parametrize("run", RUNS)
 def test_losses_of_two_processes_equal_one(runs: Path, run: str) -> None:
-    pairs = list(zip(numbers(runs / run), numbers(runs / "single"), strict=True))
-    assert len(pairs) == 6 + 2
-    for ours, theirs in pairs:
-        assert ours == {k: pytest.approx(v, rel=1e-4) if isinstance(v, float) else v for k, v in theirs.items()}
-
-
-@pytest.mark.parametrize("run", RUNS)
-def test_weights_of_two_processes_equal_one(runs: Path, run: str) -> None:
+    assert_equal_numbers(runs / run, runs / "single", 1e-4)
     ours, theirs = weights(runs / run), weights(runs / "single")
     assert ours.keys() == theirs.keys()
     for name, weight in ours.items():
@@ -81,10 +72,7 @@ def test_weights_of_two_processes_equal_one(runs: Path, run: str) -> None:
 def test_losses_of_sharded_chunks_equal_one_process(runs: Path, run: str, dataset_folder: Path, tmp_path: Path) -> None:
     flags = (*get_flags("single"), "--train.chunk-gradients", run.split()[-1], "--dataset", dataset_folder)
     assert train(tmp_path, *flags, tiny=TINY_RWKV5) == 0
-    pairs = list(zip(numbers(runs / run), numbers(tmp_path), strict=True))
-    assert len(pairs) == 6 + 2
-    for ours, theirs in pairs:
-        assert ours == {k: pytest.approx(v, rel=1e-5) if isinstance(v, float) else v for k, v in theirs.items()}
+    assert_equal_numbers(runs / run, tmp_path, 1e-5)
 
 
 @pytest.mark.parametrize("run", IN_BF16)
@@ -108,5 +96,4 @@ def test_checkpoint_of_two_processes_resumes_with_one(runs: Path, dataset_folder
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "checkpoints" / folder.name).symlink_to(folder)
     assert train(tmp_path, *get_flags("single"), "--keep", "5", "--dataset", dataset_folder) == 0
-    last: list[dict[str, Any]] = numbers(tmp_path)
-    assert last[-1]["loss"] == pytest.approx(numbers(runs / "single")[-1]["loss"], rel=1e-4)
+    assert numbers(tmp_path)[-1]["loss"] == pytest.approx(numbers(runs / "single")[-1]["loss"], rel=1e-4)

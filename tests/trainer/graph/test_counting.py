@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
@@ -16,16 +15,15 @@ from torch import Tensor
 
 from benchmarks.cheats import forged_files
 from tests.support.traced_models import T, V, build_config, trace
-from tests.trainer.graph.test_memory import iterate_calls, list_overloads
 from trainer.accounting.flops import count_flops
 from trainer.graph.counting import TrainingCost, count_training_cost, list_chunk_positions
 from trainer.graph.files import Call, GraphError
 from trainer.graph.initialization import CostMeter
 from trainer.graph.model import build_model, build_model_without_data
-from trainer.graph.operators import COMPOSITES, FORMULAS, find_operator, is_allowed, iterate_tensors, strip_variant
+from trainer.graph.operators import COMPOSITES, FORMULAS, strip_variant
 from trainer.graph.reading import parse_files
 from trainer.graph.summary import describe_traced
-from trainer.models import ARCHITECTURES, load_architecture
+from trainer.models import gpt
 from trainer.models.base import Recipe, pad_vocabulary
 from trainer.training.model_sources import BuiltModel
 
@@ -41,18 +39,10 @@ def test_products_of_nanogpt_equal_the_formula() -> None:
     assert cost.per_row.product_flops + cost.per_pass.product_flops == 3 * forward
 
 
-@pytest.mark.parametrize("name", ["gpt", "smear"])
-def test_products_equal_torchs_own_counter(name: str) -> None:
-    cost = count(name)
-    counted = count_flops(load_architecture(name).Model(build_config(name)), torch.zeros(1, T, dtype=torch.int64))
+def test_products_of_gpt_equal_torchs_own_counter() -> None:
+    cost = count("gpt")
+    counted = count_flops(gpt.Model(build_config("gpt")), torch.zeros(1, T, dtype=torch.int64))
     assert cost.per_row.product_flops + cost.per_pass.product_flops == counted * T
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ARCHITECTURES)
-def test_element_wise_work_costs_something(name: str) -> None:
-    cost = count(name)
-    assert cost.per_row.product_flops < cost.per_row.flops < 1.5 * cost.per_row.product_flops
 
 
 @pytest.mark.parametrize(
@@ -115,22 +105,14 @@ def test_costs_of_modules_and_operators_add_up() -> None:
     assert cost.by_module["blocks.0.mlp.up"].product_flops == 3 * 2 * T * width * 4 * width
 
 
-def test_flops_per_token_share_the_cost_of_a_pass() -> None:
-    cost = count("rwkv5")
-    assert cost.per_pass.flops > 0  # the tables of decay powers
-    assert cost.flops_per_token == (cost.per_row.flops + cost.per_pass.flops + cost.per_chunk.flops) / T
-
-
 def test_summary_has_hash_sizes_and_costs() -> None:
     traced = trace("litgpt")
     content = describe_traced(traced)
     assert content["hash"] == traced.compute_hash()
-    assert content["parameters"] == sum(
-        t.number_of_elements for t in traced.initialization.tensors if t.kind == "parameter"
-    )
+    parameters = [tensor for tensor in traced.initialization.tensors if tensor.kind == "parameter"]
+    assert content["parameters"] == sum(tensor.number_of_elements for tensor in parameters)
     assert content["buffer_elements"] > 0  # litgpt's rotary tables
     assert content["scoring_flops_per_token"] < content["flops_per_token"] / 2
-    assert {row["name"] for row in content["operators"]} >= {"aten::mm", "aten::bmm"}
 
 
 def test_lists_of_operators_name_no_overloads() -> None:
@@ -145,8 +127,8 @@ def test_run_charges_constant_work_for_each_row_whatever_its_micro_batch() -> No
         resolved: Any = SimpleNamespace(rows_per_device=4, micro_batch=micro_batch, sequence_length=T, device=device)
         charged.add(built.count_flops(torch.zeros(1, T), resolved))
     cost = count("rwkv5")
-    assert cost.per_pass.flops > 0
-    assert charged == {cost.flops_per_token} == {describe_traced(trace("rwkv5"))["flops_per_token"]}
+    assert cost.per_pass.flops > 0  # the tables of decay powers
+    assert charged == {(cost.per_row.flops + cost.per_pass.flops + cost.per_chunk.flops) / T}
 
 
 def test_logits_cost_a_part_for_each_chunk() -> None:
@@ -154,16 +136,6 @@ def test_logits_cost_a_part_for_each_chunk() -> None:
     # The gradient of the loss, and the two numbers that its backward pass reads.
     assert cost.per_chunk.flops == 3
     assert replace(cost, chunks_per_row=4).flops_per_token - cost.flops_per_token == pytest.approx(3 * 3 / T)
-
-
-def test_count_of_tensors_with_other_shapes_raises_graph_error() -> None:
-    traced = trace("nanogpt")
-    tensors = tuple(
-        replace(tensor, shape=(4, 4)) if len(tensor.shape) == 2 else tensor for tensor in traced.initialization.tensors
-    )
-    changed = replace(traced, initialization=replace(traced.initialization, tensors=tensors))
-    with pytest.raises(GraphError, match="cannot be computed"):
-        count_training_cost(build_model_without_data(changed))
 
 
 def test_work_that_grows_in_leaps_of_rows_is_refused() -> None:
@@ -211,14 +183,12 @@ def test_work_only_at_the_row_counts_of_the_run_is_refused() -> None:
         count_training_cost(model, [1, 32, 64])
 
 
-def test_work_at_one_row_only_is_refused() -> None:
+@pytest.mark.parametrize("name", [b'"aten::squeeze"', b'"aten::squeeze.default"'])
+def test_work_at_one_row_only_is_refused(name: bytes) -> None:
     files = forged_files.forge(forged_files.squeeze_rows)(trace("nanogpt").to_files())
-    for changed in (
-        files,
-        {name: data.replace(b'"aten::squeeze"', b'"aten::squeeze.default"') for name, data in files.items()},
-    ):
-        with pytest.raises(GraphError, match="not in the list"):
-            build_model_without_data(parse_files(changed))
+    changed = {file: data.replace(b'"aten::squeeze"', name) for file, data in files.items()}
+    with pytest.raises(GraphError, match="not in the list"):
+        build_model_without_data(parse_files(changed))
 
 
 def test_operators_cost_at_least_one_for_each_element_written() -> None:
@@ -231,93 +201,3 @@ def test_operators_cost_at_least_one_for_each_element_written() -> None:
     assert count(lambda x: torch.linalg.qr(x, mode="complete"), (128, 1)) >= 128 * 128
     assert count(torch.mm, (64, 0), (0, 64)) == 64 * 64
     assert count(torch.mm, (64, 2), (2, 64)) == 2 * 2 * 64 * 64
-
-
-CALLS: dict[str, Callable[[Callable[..., Tensor]], Any]] = {
-    "dailytrain::rotate": lambda x: find_operator("dailytrain::rotate")(x(1, 2, 3, 4), x(2, 1, 4), x(2, 1, 2)),
-    "dailytrain::recurrence": lambda x: find_operator("dailytrain::recurrence")(
-        *(x(1, 2, 3, 4) for _ in range(3)), x(2, 4), x(2, 4), x(1, 2, 4, 4)
-    ),
-    "aten::addbmm": lambda x: torch.addbmm(x(3, 5), x(2, 3, 4), x(2, 4, 5)),
-    "aten::addmv": lambda x: torch.addmv(x(3), x(3, 4), x(4)),
-    "aten::avg_pool1d": lambda x: F.avg_pool1d(x(2, 3, 8), 2),
-    "aten::baddbmm": lambda x: torch.baddbmm(x(2, 3, 5), x(2, 3, 4), x(2, 4, 5)),
-    "aten::bilinear": lambda x: F.bilinear(x(4, 3), x(4, 5), x(2, 3, 5), x(2)),
-    "aten::bmm": lambda x: torch.bmm(x(2, 3, 4), x(2, 4, 5)),
-    "aten::col2im": lambda x: F.fold(x(1, 2, 3), (1, 4), (1, 2)),
-    "aten::conv1d": lambda x: F.conv1d(x(2, 3, 8), x(4, 3, 2), x(4)),
-    "aten::conv2d": lambda x: F.conv2d(x(2, 3, 8, 8), x(4, 3, 2, 2), x(4)),
-    "aten::conv3d": lambda x: F.conv3d(x(2, 3, 4, 4, 4), x(4, 3, 2, 2, 2), x(4)),
-    "aten::conv_transpose1d": lambda x: F.conv_transpose1d(x(2, 3, 8), x(3, 4, 2), x(4)),
-    "aten::conv_transpose2d": lambda x: F.conv_transpose2d(x(2, 3, 8, 8), x(3, 4, 2, 2), x(4)),
-    "aten::diagonal_scatter": lambda x: torch.diagonal_scatter(x(3, 3), x(3)),
-    "aten::gru": lambda x: torch.gru(x(3, 2, 4), x(1, 2, 5), [x(15, 4), x(15, 5)], False, 1, 0.0, True, False, False),
-    "aten::im2col": lambda x: F.unfold(x(1, 2, 4, 4), 2),
-    "aten::index_add": lambda x: torch.index_add(x(3, 4), 0, INDICES, x(2, 4)),
-    "aten::index_copy": lambda x: torch.index_copy(x(3, 4), 0, INDICES, x(2, 4)),
-    "aten::index_fill": lambda x: torch.index_fill(x(3, 4), 0, INDICES, 1.0),
-    "aten::index_select": lambda x: torch.index_select(x(3, 4), 0, INDICES),
-    "aten::layer_norm": lambda x: F.layer_norm(x(2, 4), (4,), x(4), x(4)),
-    "aten::linalg_qr": lambda x: torch.linalg.qr(x(4, 3)),
-    "aten::lstm": lambda x: torch.lstm(
-        x(3, 2, 4), (x(1, 2, 5), x(1, 2, 5)), [x(20, 4), x(20, 5)], False, 1, 0.0, True, False, False
-    ),
-    "aten::max_pool1d": lambda x: F.max_pool1d(x(2, 3, 8), 2),
-    "aten::mv": lambda x: torch.mv(x(3, 4), x(4)),
-    "aten::nll_loss": lambda x: F.nll_loss(x(2, 4), INDICES),
-    "aten::rnn_relu": lambda x: torch.rnn_relu(*RECURRENT(x)),
-    "aten::rnn_tanh": lambda x: torch.rnn_tanh(*RECURRENT(x)),
-    "aten::select_scatter": lambda x: torch.select_scatter(x(3, 4), x(4), 0, 1),
-}
-"""Calls of operators that the samples of `test_memory` do not fit."""
-RECURRENT = lambda x: (x(3, 2, 4), x(1, 2, 5), [x(5, 4), x(5, 5)], False, 1, 0.0, True, False, False)  # noqa: E731
-INDICES = torch.zeros(2, dtype=torch.int64, device="meta")
-WITHOUT_COUNT = {"aten::where": "as many results as conditions hold, so torch has none without data"}
-
-
-def to_meta(value: Any) -> Any:
-    """Return an argument without data; tensors of numbers have gradients."""
-    if isinstance(value, list):
-        return [to_meta(item) for item in value]
-    if isinstance(value, Tensor):
-        meta = value.to("meta")
-        return meta.requires_grad_().clone() if meta.is_floating_point() or meta.is_complex() else meta
-    return "meta" if value == "cpu" else value
-
-
-def count_backward(compute: Callable[[], Any]) -> None:
-    with CostMeter():
-        results = [result for result in iterate_tensors(compute()) if result.requires_grad]
-        if results:
-            torch.autograd.backward(results, [torch.empty_like(result) for result in results])
-
-
-def explain_uncounted(name: str) -> str | None:
-    """Return why an operator cannot be counted with samples with which it runs; None if it can."""
-    problem: str | None = "no sample runs"
-    for before, _, _ in itertools.islice(iterate_calls(name), 3):
-        arguments = {key: to_meta(value) for key, value in before.items()}
-        try:
-            count_backward(functools.partial(find_operator(name), **arguments))
-            return None
-        except (RuntimeError, GraphError, TypeError) as error:
-            problem = str(error).splitlines()[0]
-            if "is not implemented" in problem:  # torch has no derivative, so a graph that asks for it does not load
-                return None
-    return problem
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")
-def test_every_listed_operator_is_counted_forward_and_backward() -> None:
-    found: dict[str, list[str | None]] = {}
-    for overload in list_overloads():
-        name = strip_variant(overload)
-        if is_allowed(overload) and overload not in WITHOUT_COUNT:
-            found.setdefault(name, []).append("a call of its own" if name in CALLS else explain_uncounted(overload))
-    for name, call in CALLS.items():
-        count_backward(functools.partial(call, lambda *shape: to_meta(torch.ones(shape))))
-        found[name] = [None]
-    unknown = {name: r for name, reasons in found.items() for r in reasons if r and "cost is unknown" in r}
-    assert unknown == {}
-    assert {name: reasons for name, reasons in found.items() if None not in reasons} == {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from typing import Any
 
@@ -10,11 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.support.traced_models import T, build_pair, sample_rows, trace
+from tests.support.traced_models import build_pair, edit_files, sample_rows, trace
 from trainer.config.parsing import parse_config
 from trainer.config.train_config import resolve_config
-from trainer.graph.counting import count_training_cost
-from trainer.graph.files import GraphError, TracedArchitecture
+from trainer.graph.files import GraphError
 from trainer.graph.model import build_model, build_model_without_data, read_recipe
 from trainer.graph.operators import NGRAM_MEMORY
 from trainer.graph.reading import parse_files
@@ -36,7 +34,6 @@ def sum_gradients(objective: Objective) -> dict[str, Tensor]:
     loss.backward()
     (memory,) = objective.model.list_memories()
     gradients = get_row_gradients(memory.table)
-    assert gradients is not None
     assert memory.table.grad is None
     table = torch.zeros_like(memory.table).flatten(1)
     for rows, sums, _ in gradients.iterate_sums():
@@ -90,12 +87,6 @@ def test_cost_of_a_memory_counts_rows_that_are_read_and_bytes_that_are_stored() 
     assert count_embedding_parameters(traced) - count_embedding_parameters(trace("gpt")) == 2 * ROWS * width
 
 
-def test_cost_of_a_memory_is_the_same_for_each_row() -> None:
-    model = build_model_without_data(trace("gpt", memory_rows=ROWS))
-    cost = count_training_cost(model, row_counts=(1, 4, 8))
-    assert cost.tokens_per_row == T
-
-
 def test_recipe_of_a_traced_memory_steps_rows() -> None:
     traced = trace("gpt", memory_rows=ROWS)
     model = build_model(traced)
@@ -110,68 +101,24 @@ def test_recipe_of_a_traced_memory_steps_rows() -> None:
     assert list(get_row_gradients(memory.table).iterate_sums()) == []  # type: ignore[union-attr]
 
 
-def change(edit: Callable[[list[dict[str, Any]], dict[str, Any]], None]) -> TracedArchitecture:
-    """Return a traced memory whose training features were edited: all calls, and that of the memory."""
-    files = dict(trace("gpt", memory_rows=ROWS).to_files())
-    table = json.loads(files["train.json"])
-    calls = table["features"]["calls"]
-    edit(calls, next(call for call in calls if call["operator"] == NGRAM_MEMORY))
-    files["train.json"] = json.dumps(table, separators=(",", ":")).encode()
-    return parse_files(files)
-
-
-def read_later_tokens(calls: list[dict[str, Any]], call: dict[str, Any]) -> None:
-    flip = {"operator": "aten::flip", "arguments": ["%tokens", [1]]}
-    position = calls.index(call)
-    calls.insert(position, flip)
-    shift(calls[position + 1 :], position)
-    call["arguments"][0] = f"%{position}"
-
-
-def shift(calls: list[dict[str, Any]], start: int) -> None:
-    """Number references to calls from `start` on one higher."""
-
-    def move(value: Any) -> Any:
-        if isinstance(value, list):
-            return [move(item) for item in value]
-        is_call = isinstance(value, str) and value[1:].isdecimal() and value[0] == "%" and int(value[1:]) >= start
-        return f"%{int(value[1:]) + 1}" if is_call else value
-
-    for call in calls:
-        call["arguments"] = move(call["arguments"])
-
-
-def read_the_table_twice(calls: list[dict[str, Any]], call: dict[str, Any]) -> None:
-    calls.append({"operator": "aten::sum", "arguments": [call["arguments"][1]]})
-
-
-def read_another_parameter(calls: list[dict[str, Any]], call: dict[str, Any]) -> None:
-    call["arguments"][1] = "@embedding.weight"
-
-
-def give_a_flag_as_a_number(calls: list[dict[str, Any]], call: dict[str, Any]) -> None:
-    call["arguments"][3] = True
+Arguments = list[Any]
 
 
 @pytest.mark.parametrize(
-    ("edit", "message"),
+    ("change", "message"),
     [
-        (read_the_table_twice, "reads once and in no other way"),
-        (read_another_parameter, "no parameter"),
-        (give_a_flag_as_a_number, "the tokens of the pass"),
+        (lambda memory, add: add("aten::sum", memory[1]), "reads once and in no other way"),
+        (lambda memory, _: memory.__setitem__(1, "@embedding.weight"), "no parameter"),
+        (lambda memory, _: memory.__setitem__(3, True), "the tokens of the pass"),
+        (lambda memory, _: memory.__setitem__(0, "%0"), "other than the tokens of the pass"),
     ],
+    ids=["read twice", "another parameter", "a flag as a number", "other tokens"],
 )
-def test_forged_read_of_a_memory_is_refused(edit: Callable[..., None], message: str) -> None:
+def test_forged_read_of_a_memory_is_refused(change: Callable[[Arguments, Any], None], message: str) -> None:
+    def edit(table: dict[str, Any]) -> None:
+        calls = table["features"]["calls"]
+        call = next(call for call in calls if call["operator"] == NGRAM_MEMORY)
+        change(call["arguments"], lambda name, *values: calls.append({"operator": name, "arguments": list(values)}))
+
     with pytest.raises(GraphError, match=message):
-        build_model_without_data(change(edit))
-
-
-def test_memory_that_reads_later_tokens_is_refused() -> None:
-    files = change(lambda calls, call: None).to_files()
-    table = json.loads(files["eval.json"])
-    calls = table["features"]["calls"]
-    read_later_tokens(calls, next(call for call in calls if call["operator"] == NGRAM_MEMORY))
-    table["features"]["outputs"] = [f"%{len(calls) - 1}"]
-    changed = {**files, "eval.json": json.dumps(table, separators=(",", ":")).encode()}
-    with pytest.raises(GraphError, match="other than the tokens of the pass"):
-        build_model_without_data(parse_files(changed))
+        build_model_without_data(parse_files(edit_files(edit, name="gpt", memory_rows=ROWS)))

@@ -69,17 +69,16 @@ def recipe(config):
 
 FEATURES = {
     "a number of a tensor": ("x = x * x.sum().item()", r"a number is read from a tensor.*torch\.where"),
-    "a slice up to a value": ("x = x[:, : int(tokens.max())]", r"a number is read from a tensor"),
-    "a float of a tensor": ("x = x / float(x.sum())", r"a number is read from a tensor"),
     "a branch on a value": ("if x.sum() > 0: x = -x", r"a number is read from a tensor.*torch\.where"),
     "a loop over values": ("for token in tokens[0]: x = x + int(token)", r"a loop over values"),
     "a mask as index": ("x = x[x > 0]", r"shape of a result depends on values.*multiply by the mask"),
-    "nonzero": ("x = x + (tokens > 3).nonzero().sum()", r"shape of a result depends on values"),
-    "unique": ("x = x + tokens.unique().size(0)", r"shape of a result depends on values"),
     "repeats that are values": ("x = x.repeat_interleave(tokens[0], dim=1)", r"shape of a result depends on values"),
     "one_hot without a number": ("x = x + F.one_hot(tokens).sum()", r"F\.one_hot\(x, classes\)"),
+    "bags with offsets": (
+        "x = F.embedding_bag(tokens.flatten(), self.embedding.weight, tokens[:, 0]).view(-1, 32, 16)",
+        r"pass indices \[bags, length\]|with indices \[bags, length\]",
+    ),
     "numpy": ("x = x + torch.from_numpy(x.detach().numpy())", r"leaves torch for numpy.*torch's function"),
-    "a function of numpy": ("x = x * numpy.sqrt(x.detach())", r"leaves torch for numpy"),
     "a write to a buffer": ("self.count += 1; x = x + self.count", r"writes to count .*keeps no state: `clone\(\)`"),
     "a write to a parameter": (
         "torch._foreach_add_([self.head.bias.detach()], 1); x = x + 0",
@@ -115,12 +114,10 @@ FEATURES = {
 
 CONSTRUCTOR = {
     "a number of a parameter": ("self.scale = self.head.weight.std().item()", r"a number is read from a tensor"),
-    "a branch on a value": ("if self.head.weight.sum() > 0: self.scale = 2", r"a number is read from a tensor"),
     "a generator": ("self.head.weight.data.normal_(generator=torch.Generator())", r"remove `generator=`"),
     "a seed": ("torch.manual_seed(1)", r"sets the random seed"),
     "an unlisted operator": ("self.w = nn.Parameter(torch.linalg.svd(torch.ones(2, 2))[0])", r"not in the list"),
     "a large constant": ("self.register_buffer('t', torch.tensor([0.5] * 20000))", r"80,000 bytes of constant"),
-    "a device": ("self.register_buffer('t', torch.ones(3, device='cuda'))", r"pass `device=tokens\.device`"),
 }
 
 UNPLACED = {

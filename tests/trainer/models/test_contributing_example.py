@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,8 +10,11 @@ from typing import Any
 import pytest
 import torch
 
+from tests.support.metrics_lines import lines
 from tests.support.paths import REPOSITORY
+from tests.support.tiny import TRACED_TRAINING
 from trainer.models import ARCHITECTURES, load_architecture
+from trainer.train import main
 
 PAGE = REPOSITORY / "CONTRIBUTING.md"
 NAME = "waves_of_contributing"
@@ -29,19 +31,11 @@ def example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     sys.modules.pop(NAME, None)
 
 
-def test_contributing_example_is_short(example: str) -> None:
-    assert 40 < len([line for line in example.splitlines() if line.strip()]) <= 60
-
-
 def test_contributing_example_trains(example: str, dataset_folder: Path, tmp_path: Path) -> None:
-    from trainer.train import main
-
+    assert 40 < len([line for line in example.splitlines() if line.strip()]) <= 60
     flags = ["--arch", "waves", "--dataset", str(dataset_folder), "--out", str(tmp_path / "run"), "--budget", "30steps"]
-    flags += ["--model.depth", "2", "--model.width", "32", "--train.sequence-length", "32", "--train.batch", "4"]
-    flags += ["--train.dev-tokens", "256", "--train.sample-tokens", "0", "--device", "cpu", "--threads", "1"]
-    assert main(flags) == 0
-    lines = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
-    dev = [line["loss"] for line in lines if line["kind"] == "dev"]
+    assert main([*flags, "--model.depth", "2", "--model.width", "32", *TRACED_TRAINING]) == 0
+    dev = [line["loss"] for line in lines(tmp_path / "run", "dev")]
     assert dev[-1] < 0.75 * dev[0]
 
 

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tests.support.tiny import TINY_TRAINING
+from tests.support.metrics_lines import lines
+from tests.support.tiny import TRACED_TRAINING
 from trainer.accounting import flops
 from trainer.models import gpt, moe
 from trainer.ops import balance
-from trainer.optim import optimizers
 from trainer.train import main as train
 
 V, T, WIDTH = 96, 24, 32
@@ -73,37 +73,7 @@ def test_load_bias_gets_the_load_as_gradient_and_no_other() -> None:
         experts.zero_grad()
         (factor * experts(x)).sum().backward()
         torch.testing.assert_close(experts.load_bias.grad, (load - load.mean()) * balance.SCALE)
-        assert experts.router.weight.grad is not None
         assert experts.router.weight.grad.any()
-
-
-def test_training_balances_the_load() -> None:
-    config = build_config(depth=1, capacity=4.0)
-    torch.manual_seed(0)
-    model = moe.Model(config)
-    experts = model.blocks[0].mlp
-    recipe = moe.recipe(config)
-    biases = dataclasses.replace(recipe.groups[0], learning_rate=0.02)
-    rest = dataclasses.replace(recipe.groups[-1], match=("*",), optimizer="adamw", normalized=False, learning_rate=0.0)
-    built = optimizers.build_optimizers(model, dataclasses.replace(recipe, groups=(biases, rest)))
-    with torch.no_grad():
-        experts.load_bias.copy_(torch.tensor([1.0, 0.5, 0.0, 0.0]))  # nearly all tokens choose the first two
-
-    def step() -> float:
-        """Return the largest share of the load over the mean share."""
-        tokens = torch.randint(0, V, (4, T))
-        model(tokens).sum().backward()
-        share = experts.load_bias.grad / balance.SCALE + 0.25
-        for optimizer in built:
-            optimizer.step()
-            optimizer.zero_grad()
-        return float(share.max() * 4)
-
-    first = step()
-    for _ in range(60):
-        last = step()
-    assert first == pytest.approx(2.0, abs=0.05)
-    assert last < 1.35
 
 
 def test_flops_and_parameters_cover_all_places_and_experts() -> None:
@@ -118,20 +88,11 @@ def test_flops_and_parameters_cover_all_places_and_experts() -> None:
     assert parameters == [2 * WIDTH * (32 + 4 * 16) + WIDTH * 4 + 4] * 2
 
 
-@pytest.mark.parametrize("wrong", [{"chosen": 5}, {"capacity": 0.0}, {"expert_width": 0}])
-def test_impossible_config_raises_value_error(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=f"moe: .*{next(iter(wrong))}"):
-        build_config(**wrong)
-
-
 @pytest.mark.slow
 def test_run_trains_a_few_steps_as_graphs(dataset_folder: Path, tmp_path: Path) -> None:
     size = [f"--model.{name}={value}" for name, value in {"depth": 1, **SIZE}.items()]
-    flags = [flag for flag in TINY_TRAINING if flag != "--eager"]
     out = ["--arch", "moe", "--dataset", str(dataset_folder), "--out", str(tmp_path), "--budget", "12steps"]
-    assert train([*out, *size, *flags]) == 0
-    lines = map(json.loads, (tmp_path / "metrics.jsonl").read_text().splitlines())
-    losses = [line["loss"] for line in lines if line["kind"] == "dev"]
+    assert train([*out, *size, *TRACED_TRAINING]) == 0
+    losses = [line["loss"] for line in lines(tmp_path, "dev")]
     assert losses[-1] < losses[0] - 1
-    recipe = json.loads((tmp_path / "graph" / "recipe.json").read_text())
-    assert recipe["model"]["experts"] == 4
+    assert json.loads((tmp_path / "graph" / "recipe.json").read_text())["model"]["experts"] == 4

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-import dataclasses
+import shutil
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
-import torch.nn.functional as F
+from safetensors.torch import load_file
 from torch import Tensor
 
 from tests.support.gpt_models import END, T, V, build_random_model, sample_tokens
-from trainer.models import gpt
+from trainer.accounting.flops import count_parameters
+from trainer.checkpoint.store import get_checkpoint_path
+from trainer.distributed.devices import compute_gradient_norm
+from trainer.errors import ExitCode
 from trainer.models.ngram_memory import GatedMemory, NGramMemory, fetch_rows
-from trainer.ops.ngram_memory import ReadRowsFunction, get_row_gradients, hash_ngrams
+from trainer.ops.ngram_memory import get_row_gradients, hash_ngrams
+from trainer.optim.optimizers import list_densely_trained
 
 ORDERS, ROWS = (1, 2, 3, 5), 1000
 
@@ -62,14 +68,12 @@ def test_gradient_of_rows_equals_that_of_a_dense_table() -> None:
     compute_loss(memory, tokens).backward()
     assert memory.table.grad is None
     gradients = get_row_gradients(memory.table)
-    assert gradients is not None
     found = torch.zeros(80, 6)
     for rows, sums, _ in gradients.iterate_sums():
         found[rows] += sums
     read = dense[hash_ngrams(tokens, 40, (2, 3), 1, None)].sum(2)
     weights = torch.linspace(-1, 1, 6).view(2, 3)
     (read * weights + 0.1).square().sum().backward()
-    assert dense.grad is not None
     torch.testing.assert_close(found.view(80, 2, 3), dense.grad)
     gradients.clear()
     assert list(gradients.iterate_sums()) == []
@@ -80,9 +84,12 @@ def test_fetched_rows_equal_read_ones_and_are_left_afterwards() -> None:
     memory = NGramMemory(torch.randn(60, 1, 4), (1, 2), hashes=2)
     wanted = memory(tokens)
     with fetch_rows([memory], tokens):
-        assert memory.fetched is not None
         assert torch.equal(memory(tokens), wanted)
     assert memory.fetched is None
+    with torch.autocast("cpu", torch.bfloat16):
+        assert memory(tokens).dtype == torch.bfloat16
+    with pytest.raises(ValueError, match="shared equally"):
+        NGramMemory(torch.zeros(7, 1, 4), (2, 3))(tokens)
 
 
 @torch.no_grad()
@@ -98,23 +105,9 @@ def test_gated_memory_equals_its_formula(width: int) -> None:
 
 
 @torch.no_grad()
-def test_evaluation_of_a_memory_keeps_no_state() -> None:
-    model, tokens, others = build_random_model(memory_rows=40).eval(), sample_tokens(), sample_tokens(1)
-    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    first = model(tokens)
-    model(others)
-    assert torch.equal(model(tokens), first)
-    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
-    assert model.memory is not None
-    assert get_row_gradients(model.memory.table).rows == []  # type: ignore[union-attr]
-    assert model.memory.fetched is None
-
-
-@torch.no_grad()
 @pytest.mark.parametrize(("blocks", "places"), [("all", 5), ("none", 1), ("1", 2), ("0, 3", 3)])
 def test_memory_blocks_read_the_rows_of_their_ngram(blocks: str, places: int) -> None:
     model = build_random_model(memory_rows=10_000, memory_blocks=blocks, embedding_smear=False, memory_width=4)
-    assert model.memory is not None
     assert model.memory.table.shape == (20_000, places, 4)
     tokens = torch.tensor([[11, 12, 11, 12, 13]])
     rows = hash_ngrams(tokens, 10_000, (2, 3), 1, None)[0]
@@ -124,40 +117,40 @@ def test_memory_blocks_read_the_rows_of_their_ngram(blocks: str, places: int) ->
     assert (before != after).any(-1)[0].tolist() == [False, True, False, True, False]
 
 
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"memory_rows": -1}, "at least 0"),
-        ({"memory_orders": "2,2"}, "different lengths"),
-        ({"memory_orders": "0"}, "different lengths"),
-        ({"memory_orders": "two"}, "numbers with commas"),
-        ({"memory_blocks": "first"}, "numbers with commas"),
-        ({"memory_blocks": "0,2"}, "depth 2 lacks"),
-    ],
-)
-def test_config_with_impossible_memory_is_refused(fields: dict[str, object], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        dataclasses.replace(gpt.Config.sized(2, V, T), **fields)  # type: ignore[arg-type]
+FLAGS = ("--budget", "8steps", "--checkpoint-every", "4steps", "--model.memory_rows", "200")
 
 
-def test_memory_of_rows_that_hashes_cannot_share_is_refused() -> None:
-    with pytest.raises(ValueError, match="shared equally"):
-        NGramMemory(torch.zeros(7, 1, 4), (2, 3))(sample_tokens())
+def test_resumed_run_with_a_memory_equals_an_uninterrupted_one(train: Callable[..., int], tmp_path: Path) -> None:
+    whole, resumed = tmp_path / "whole", tmp_path / "resumed"
+    assert train(whole, *FLAGS, "--recipe.clip", "0.05") == ExitCode.OK
+    half = get_checkpoint_path(whole, 4)
+    shutil.copytree(half, get_checkpoint_path(resumed, 4))
+    state = torch.load(half / "optimizer.pt", weights_only=True)
+    assert [tuple(values["square"].shape) for each in state for values in each["state"].values() if "square" in values]
+    assert train(resumed, *FLAGS, "--recipe.clip", "0.05") == ExitCode.OK
+    weights = [load_file(get_checkpoint_path(out, 8) / "model.safetensors") for out in (whole, resumed)]
+    assert weights[0]["memory.table"].any()
+    assert all(torch.equal(tensor, weights[1][name]) for name, tensor in weights[0].items())
 
 
-def test_result_of_a_read_has_the_type_of_autocast() -> None:
-    memory = NGramMemory(torch.randn(60, 1, 4), (2, 3))
-    with torch.autocast("cpu", torch.bfloat16):
-        assert memory(sample_tokens()).dtype == torch.bfloat16
-    assert isinstance(memory(sample_tokens()).grad_fn, ReadRowsFunction._backward_cls)  # type: ignore[attr-defined]
+def test_run_with_a_memory_on_two_devices_is_refused(
+    train: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train(tmp_path, *FLAGS, "--devices", "2") == ExitCode.USER_ERROR
+    assert "one device" in capsys.readouterr().err
 
 
-def test_scores_of_gpt_with_memory_start_like_those_without() -> None:
-    config = gpt.Config.sized(2, V, T)
-    torch.manual_seed(0)
-    plain = gpt.Model(config)
-    torch.manual_seed(0)
-    model = gpt.Model(dataclasses.replace(config, memory_rows=40))
-    tokens = sample_tokens()
-    torch.testing.assert_close(model(tokens), plain(tokens))
-    F.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten()).backward()
+def test_accounting_of_a_memory_knows_its_table() -> None:
+    model, plain = build_random_model(memory_rows=40), build_random_model()
+    table = 2 * 40 * 32
+    assert count_parameters(model)["embedding"] - count_parameters(plain)["embedding"] == table
+    dense = sum(p.numel() for p in list_densely_trained(model))
+    assert sum(p.numel() for p in model.parameters()) - dense == table
+
+
+def test_gradient_norm_includes_the_rows_of_a_memory() -> None:
+    model = build_random_model(memory_rows=40)
+    model.memory(torch.tensor([[11, 12]])).backward(torch.full((1, 2, 1, 32), 0.5))
+    # Two tokens read two rows each, whose gradients have 32 numbers of 0.5.
+    norm = compute_gradient_norm(list(model.parameters()))
+    assert float(norm) == pytest.approx(0.5 * (4 * 32) ** 0.5)

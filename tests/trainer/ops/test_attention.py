@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import math
-import os
-import subprocess
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,7 +12,6 @@ import torch
 import torch.nn.attention
 from torch import Tensor
 
-from tests.support.paths import REPOSITORY
 from tests.trainer.ops.varlen_kernel import register_varlen_kernel
 from trainer.graph.model import build_model
 from trainer.graph.trace import trace_architecture
@@ -24,7 +19,6 @@ from trainer.models import load_architecture
 from trainer.ops import attention as attention_module
 from trainer.ops.attention import (
     attention,
-    build_mask,
     describe_kernels,
     find_document_boundaries,
     force_reference,
@@ -68,16 +62,8 @@ def test_attention_paths_equal_reference(
     queries: int, window: int | None, masked: bool, target: tuple[torch.device, torch.dtype]
 ) -> None:
     documents = DOCUMENTS.to(target[0]) if masked else None
-    tensors = inputs(queries, target)
-    ours = attention(*tensors, window=window, documents=documents)
-    theirs = reference_attention(*tensors, window=window, documents=documents)
     tolerance = 1e-5 if target[1] == torch.float32 else 3e-2
-    torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
-    direction = torch.randn_like(ours)
-    for mine, wanted in zip(
-        torch.autograd.grad(ours, tensors, direction), torch.autograd.grad(theirs, tensors, direction), strict=True
-    ):
-        torch.testing.assert_close(mine, wanted, rtol=tolerance, atol=2 * tolerance)
+    assert_equals_reference(inputs(queries, target), tolerance, window=window, documents=documents)
 
 
 def test_reference_attention_equals_definition() -> None:
@@ -87,13 +73,6 @@ def test_reference_attention_equals_definition() -> None:
     seen = slice(17, 19)
     weights = (key[0, :, seen] @ query[0, :, 18, :, None] / math.sqrt(16)).softmax(1)
     torch.testing.assert_close(answer[0, :, 18], (weights * value[0, :, seen]).sum(1))
-
-
-def test_build_mask_queries_are_the_last_positions() -> None:
-    assert build_mask(2, 4, torch.device("cpu"), window=3).tolist() == [
-        [True, True, True, False],
-        [False, True, True, True],
-    ]
 
 
 @pytest.mark.parametrize(
@@ -117,8 +96,8 @@ def test_attention_at_shapes_that_kernels_do_not_check_raises(change: Any, reaso
         attention(query, key, value, window=window, documents=documents)
 
 
-def test_select_path_returns_expected_name() -> None:
-    query, key, _ = inputs(24)
+def test_select_path_returns_expected_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    query, key, value = inputs(24)
     assert select_path(query, key) == "sdpa"
     assert select_path(query, key, window=24) == "sdpa"
     assert select_path(query, key, window=23) == "masked sdpa"
@@ -126,30 +105,22 @@ def test_select_path_returns_expected_name() -> None:
     assert select_path(query[:, :, :1], key) == "sdpa"
     assert select_path(query[:, :, :2], key) == "masked sdpa"
     assert describe_kernels(torch.device("cpu")) == "torch's sdpa"
-
-
-def test_force_reference_applies_inside_context() -> None:
-    query, key, value = inputs(24)
     with force_reference():
         assert select_path(query, key) == "reference"
         assert torch.equal(attention(query, key, value), reference_attention(query, key, value))
-    assert select_path(query, key) == "sdpa"
+    many, one = (
+        SimpleNamespace(size=lambda i, count=count: (1, 2, count, 8)[i], is_cuda=True, dtype=torch.bfloat16)
+        for count in (16, 1)
+    )
+    for is_newer, path in ((True, "varlen"), (False, "sdpa")):  # full layers use the newer flash kernels
+        monkeypatch.setattr(attention_module, "_is_newer_flash_active", is_newer)
+        assert (select_path(many, many), select_path(one, many)) == (path, "sdpa")
 
 
 def test_find_document_boundaries_separates_rows() -> None:
     assert find_document_boundaries(DOCUMENTS).tolist() == [0, 5, 17, 24, 48]
     # The same number in two rows is not the same document.
     assert find_document_boundaries(torch.zeros(2, 3, dtype=torch.int64)).tolist() == [0, 3, 6]
-
-
-def test_attention_in_bf16_is_close_to_reference(target: tuple[torch.device, torch.dtype]) -> None:
-    tensors = [tensor.detach().to(torch.bfloat16) for tensor in inputs(24, target)]
-    ours = attention(*tensors, window=9)
-    assert ours.dtype == torch.bfloat16
-    torch.testing.assert_close(ours, reference_attention(*tensors, window=9), rtol=3e-2, atol=3e-2)
-
-
-# --- the path of GPUs, with a kernel for CPUs -------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -169,18 +140,18 @@ def varlen_path(monkeypatch: pytest.MonkeyPatch) -> list[torch.dtype]:
     return seen
 
 
+def assert_equals_reference(tensors: list[Tensor], tolerance: float, **options: Any) -> None:
+    ours, theirs = attention(*tensors, **options), reference_attention(*tensors, **options)
+    torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
+    direction = torch.randn_like(ours)
+    found, wanted = (torch.autograd.grad(out, tensors, direction) for out in (ours, theirs))
+    torch.testing.assert_close(found, wanted, rtol=tolerance, atol=2 * tolerance)
+
+
 @pytest.mark.parametrize("window", [None, 1, 5])
 @pytest.mark.parametrize("masked", [False, True])
 def test_varlen_path_equals_reference(window: int | None, masked: bool, varlen_path: list[torch.dtype]) -> None:
-    documents, tensors = DOCUMENTS if masked else None, inputs(24)
-    ours = attention(*tensors, window=window, documents=documents)
-    theirs = reference_attention(*tensors, window=window, documents=documents)
-    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
-    direction = torch.randn_like(ours)
-    for mine, wanted in zip(
-        torch.autograd.grad(ours, tensors, direction), torch.autograd.grad(theirs, tensors, direction), strict=True
-    ):
-        torch.testing.assert_close(mine, wanted, rtol=1e-5, atol=2e-5)
+    assert_equals_reference(inputs(24), 1e-5, window=window, documents=DOCUMENTS if masked else None)
     assert bool(varlen_path) == (masked or window is not None)
 
 
@@ -194,53 +165,6 @@ def test_gpt_under_autocast_calls_varlen_with_one_dtype(is_traced: bool, varlen_
         features = model.features(torch.randint(320, (2, 32)))
     features.float().sum().backward()
     assert varlen_path == [torch.bfloat16] * 3, "blocks 0 to 2 have windows"
-
-
-# --- which package's kernels ------------------------------------------------------------------------------------------
-
-REPORT_PATH = """
-import torch
-from types import SimpleNamespace
-from trainer.ops import attention
-torch.cuda.get_device_capability = lambda device=None: (9, 0)
-size = (1, 2, 16, 8)
-tensor = SimpleNamespace(size=lambda i: size[i], is_cuda=True, dtype=torch.bfloat16)
-attention.try_windows = lambda *_: None  # needs a GPU
-newer = attention.activate_flash_attention(torch.device("cuda"))
-print(newer, attention.select_path(tensor, tensor, window=4), attention.describe_kernels(torch.device("cuda")), sep="|")
-"""
-FLASH_ATTENTION_3 = """
-import torch
-library = torch.library.Library("flash_attn_3", "DEF")
-library.define("fwd(Tensor x) -> Tensor")
-library.define("bwd(Tensor x) -> Tensor")
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("files", "newer", "path", "described"),
-    [
-        ({}, "None", "varlen", "FA2"),
-        ({"flash_attn/cute/__init__.py": ""}, "None", "varlen", "FA2"),  # flash-attn-4: a namespace
-        ({"flash_attn/__init__.py": ""}, "None", "flash-attn 2", "FA2, flash-attn 2"),
-        ({"flash_attn_interface.py": FLASH_ATTENTION_3}, "FA3", "varlen", "FA3"),
-        ({"flash_attn/__init__.py": "", "flash_attn_interface.py": FLASH_ATTENTION_3}, "FA3", "varlen", "FA3"),
-    ],
-    ids=["none", "namespace", "FA2", "FA3", "FA3 beside FA2"],
-)
-def test_select_path_follows_installed_packages(
-    files: dict[str, str], newer: str, path: str, described: str, tmp_path: Path
-) -> None:
-    for name, content in files.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(content)
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(tmp_path), *sys.path[1:]))}
-    done = subprocess.run(
-        [sys.executable, "-c", REPORT_PATH], env=environment, cwd=REPOSITORY, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == f"{newer}|{path}|torch's sdpa and varlen with {described}"
 
 
 class FlashPackages:
@@ -306,12 +230,3 @@ def test_flash_package_that_fails_with_windows_is_not_used(
     for name, reason in refused.items():
         assert f"{name} is installed and not used" in described
         assert reason in described
-
-
-@pytest.mark.parametrize(("is_newer", "path"), [(True, "varlen"), (False, "sdpa")])
-def test_full_layers_use_the_newer_flash_kernels(is_newer: bool, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention_module, "_is_newer_flash_active", is_newer)
-    tensor: Any = SimpleNamespace(size=lambda i: (1, 2, 16, 8)[i], is_cuda=True, dtype=torch.bfloat16)
-    assert select_path(tensor, tensor) == path
-    one_query: Any = SimpleNamespace(size=lambda i: (1, 2, 1, 8)[i], is_cuda=True, dtype=torch.bfloat16)
-    assert select_path(one_query, tensor) == "sdpa"

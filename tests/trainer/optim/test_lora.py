@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
-from torch import Tensor
 
-from trainer.checkpoint.files import get_checkpoint_step, list_checkpoints
-from trainer.checkpoint.store import find_latest_checkpoint, get_checkpoint_path, load_checkpoint_weights, read_run
+from tests.support.metrics_lines import lines
+from tests.support.tiny import TINY
+from trainer.checkpoint.files import load_weights
+from trainer.checkpoint.store import find_latest_checkpoint, load_checkpoint_weights, read_run
 from trainer.checkpoint.store import load_model as load_run_model
 from trainer.models import ARCHITECTURES, load_architecture
 from trainer.models.base import LanguageModel
 from trainer.optim import LoraArgs, lora
+from trainer.scoring.python_models import load_python_models
+from trainer.scoring.run_folder import RunFolder
+from trainer.train import main
 
 Train = Callable[..., int]
 FLAGS = ("--lora.rank", "4", "--recipe.adapters.learning-rate", "0.01", "--budget", "10steps")
@@ -25,25 +26,15 @@ FLAGS = ("--lora.rank", "4", "--recipe.adapters.learning-rate", "0.01", "--budge
 
 @pytest.fixture(scope="module")
 def adapted_run(tiny_run: Path, dataset_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Ten steps of adapters on the tiny run, checkpoints at 5 and 10. For reading only."""
-    from tests.support.tiny import TINY
-    from trainer.train import main
-
+    """Ten steps of adapters on the tiny run. For reading only."""
     out = tmp_path_factory.mktemp("runs") / "adapted"
-    flags = ["--dataset", str(dataset_folder), "--from", str(tiny_run), "--checkpoint-every", "5steps", *FLAGS, *TINY]
+    flags = ["--dataset", str(dataset_folder), "--from", str(tiny_run), *FLAGS, *TINY]
     assert main(["--out", str(out), *flags]) == 0
     return out
 
 
-def tensors(run: Path) -> dict[str, Tensor]:
-    folder = find_latest_checkpoint(run)
-    assert folder is not None
-    return load_file(folder / "model.safetensors")
-
-
 def dev_losses(run: Path) -> list[float]:
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [row["loss"] for row in rows if row["kind"] == "dev"]
+    return [row["loss"] for row in lines(run, "dev")]
 
 
 def small(name: str) -> LanguageModel:
@@ -52,60 +43,35 @@ def small(name: str) -> LanguageModel:
     return module.Model(module.Config.sized(2, 300, 16))
 
 
-def test_adapted_model_starts_unchanged(adapted_run: Path, tiny_run: Path) -> None:
+def test_adapted_model_starts_unchanged_and_training_changes_only_adapters(adapted_run: Path, tiny_run: Path) -> None:
     losses = dev_losses(adapted_run)
     assert losses[0] == dev_losses(tiny_run)[-1]
     assert losses[-1] < losses[0]
-
-
-def test_training_changes_only_adapters(adapted_run: Path, tiny_run: Path) -> None:
-    after, before = tensors(adapted_run), tensors(tiny_run)
+    after, before = (load_weights(find_latest_checkpoint(run)) for run in (adapted_run, tiny_run))
     assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
     adapters = after.keys() - before.keys()
     assert adapters
     assert all(after[name].any() for name in adapters)
     assert not any(name.startswith(("embedding", "head")) for name in adapters)
-
-
-def test_run_json_records_lora(adapted_run: Path) -> None:
-    run = json.loads((adapted_run / "run.json").read_text())
+    run = read_run(adapted_run)
     assert run["lora"] == {"rank": 4, "alpha": 16.0, "targets": "", "vectors": False}
     assert [group["name"] for group in run["recipe"]["groups"]] == ["adapters"]
     assert run["from"]["step"] == 30
 
 
 def test_load_model_merges_adapters(adapted_run: Path) -> None:
-    from trainer.scoring.python_models import load_python_models
-    from trainer.scoring.run_folder import RunFolder
-
-    folder = find_latest_checkpoint(adapted_run)
-    assert folder is not None
     plain = load_run_model(adapted_run)
     assert not lora.has_adapters(plain)
-    record = read_run(adapted_run)
     module = load_architecture("gpt")
-    adapted = module.Model(module.Config(**record["model"]))
+    adapted = module.Model(module.Config(**read_run(adapted_run)["model"]))
     lora.add_adapters(adapted, LoraArgs(rank=4), 320)
-    load_checkpoint_weights(folder, adapted)
+    load_checkpoint_weights(find_latest_checkpoint(adapted_run), adapted)
     tokens = torch.randint(320, (2, 32), generator=torch.Generator().manual_seed(1))
+    scored = load_python_models(RunFolder.open(adapted_run)).trained
     with torch.no_grad():
         wanted = adapted(tokens)
-        torch.testing.assert_close(plain(tokens), wanted, rtol=1e-4, atol=1e-5)
-        torch.testing.assert_close(
-            load_python_models(RunFolder.open(adapted_run)).trained(tokens), wanted, rtol=1e-4, atol=1e-5
-        )
-
-
-@pytest.mark.slow
-def test_lora_run_resumes_exactly(train: Train, adapted_run: Path, tiny_run: Path, tmp_path: Path) -> None:
-    half = list_checkpoints(adapted_run)[0]
-    assert get_checkpoint_step(half) == 5
-    shutil.copytree(half, get_checkpoint_path(tmp_path, 5))
-    assert train(tmp_path, "--from", tiny_run, "--checkpoint-every", "5steps", *FLAGS) == 0
-    mine, theirs = tensors(tmp_path), tensors(adapted_run)
-    assert mine.keys() == theirs.keys()
-    assert all(torch.equal(mine[name], theirs[name]) for name in mine)
-    assert dev_losses(tmp_path)[-1] == dev_losses(adapted_run)[-1]
+        for model in (plain, scored):
+            torch.testing.assert_close(model(tokens), wanted, rtol=1e-4, atol=1e-5)
 
 
 def test_run_from_lora_checkpoint_starts_merged(train: Train, adapted_run: Path, tmp_path: Path) -> None:
@@ -134,18 +100,14 @@ def test_adapters_merge_in_every_architecture(name: str) -> None:
     torch.testing.assert_close(model(tokens), after, rtol=1e-3, atol=1e-4)
 
 
-def test_lora_vectors_are_trained_if_configured() -> None:
+def test_lora_targets_are_patterns_and_vectors_are_trained_if_configured() -> None:
+    names = lora.add_adapters(small("gpt"), LoraArgs(rank=2, targets="*.query, *.1.mlp.up"), 300)
+    assert [name.rpartition(".")[2] for name in names] == ["query", "query", "up"]
     model = small("rwkv5")
     lora.add_adapters(model, LoraArgs(rank=2, vectors=True), 300)
     trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     assert "ln_out.weight" in trained
     assert "blocks.0.att.key.weight" not in trained
-
-
-def test_lora_targets_are_patterns() -> None:
-    model = small("gpt")
-    names = lora.add_adapters(model, LoraArgs(rank=2, targets="*.query, *.1.mlp.up"), 300)
-    assert [name.rpartition(".")[2] for name in names] == ["query", "query", "up"]
 
 
 @pytest.mark.parametrize(

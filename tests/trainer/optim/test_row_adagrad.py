@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import copy
-from pathlib import Path
-
 import pytest
 import torch
 from torch import Tensor, nn
 
-from trainer.checkpoint.store import restore_checkpoint, write_checkpoint
 from trainer.models.base import ParameterGroup, Recipe
 from trainer.models.ngram_memory import NGramMemory
-from trainer.ops.devices import get_row_gradients
 from trainer.ops.ngram_memory import hash_ngrams
 from trainer.optim.optimizers import build_optimizers, set_skipped
 from trainer.optim.row_adagrad import RowAdagrad
@@ -51,7 +46,6 @@ def test_steps_equal_those_of_a_dense_reference(decay: float) -> None:
         rows = hash_ngrams(tokens, ROWS, (1, 3), 1, None)
         dense = table.clone().requires_grad_()
         (dense[rows].sum(2) * weights + 0.1 * tokens[..., None, None]).square().sum().backward()
-        assert dense.grad is not None
         square += dense.grad.square().mean(-1)
         is_read = torch.zeros(2 * ROWS, dtype=torch.bool).index_fill_(0, rows.flatten(), True)[:, None, None]
         change = dense.grad / (square.sqrt() + EPSILON)[..., None] + decay * table
@@ -61,7 +55,7 @@ def test_steps_equal_those_of_a_dense_reference(decay: float) -> None:
         torch.testing.assert_close(optimizer.state[memory.table]["square"], square)
 
 
-@pytest.mark.parametrize("micro_batch", [1, 2, 4])
+@pytest.mark.parametrize("micro_batch", [1, 4])
 def test_weights_are_independent_of_the_micro_batch_to_the_last_bit(micro_batch: int) -> None:
     whole, parts = build(), build()
     for step in range(20):
@@ -69,18 +63,6 @@ def test_weights_are_independent_of_the_micro_batch_to_the_last_bit(micro_batch:
         run_step(*parts, sample(step), micro_batch)
     assert torch.equal(whole[0].table, parts[0].table)
     assert torch.equal(whole[1].state[whole[0].table]["square"], parts[1].state[parts[0].table]["square"])
-
-
-def test_step_changes_only_rows_that_it_has_read() -> None:
-    memory, optimizer = build(decay=0.5)
-    before, tokens = memory.table.detach().clone(), sample(0)
-    run_step(memory, optimizer, tokens, 8)
-    is_read = torch.zeros(2 * ROWS, dtype=torch.bool)
-    is_read[hash_ngrams(tokens, ROWS, (1, 3), 1, None).flatten()] = True
-    assert not is_read.all()
-    assert torch.equal((memory.table != before).flatten(1).any(1), is_read)
-    assert memory.table.grad is None
-    assert optimizer.state[memory.table]["square"].shape == (2 * ROWS, SLICES)
 
 
 def test_step_that_a_gpu_skips_changes_nothing() -> None:
@@ -103,38 +85,8 @@ def test_groups_filled_up_for_a_gpu_step_as_those_cut_off(monkeypatch: pytest.Mo
     torch.testing.assert_close(cut[0].table, filled[0].table, rtol=0, atol=0)
 
 
-def test_state_of_a_checkpoint_continues_exactly(tmp_path: Path) -> None:
-    memory, optimizer = build()
-    for step in range(3):
-        run_step(memory, optimizer, sample(step), 4)
-    write_checkpoint(tmp_path / "step-00000003", memory, [optimizer], {"step": 3})
-    resumed = build(seed=1)
-    restore_checkpoint(tmp_path / "step-00000003", resumed[0], [resumed[1]])
-    for each in ((memory, optimizer), resumed):
-        run_step(*each, sample(3), 4)
-    assert torch.equal(memory.table, resumed[0].table)
-    assert torch.equal(optimizer.state[memory.table]["square"], resumed[1].state[resumed[0].table]["square"])
-
-
 def test_tables_and_other_parameters_need_optimizers_of_their_own() -> None:
     memory, linear = NGramMemory(torch.zeros(6, 1, 2), (2,)), nn.Linear(2, 2, bias=False)
     for model, optimizer in ((memory, "adamw"), (linear, "row_adagrad")):
         with pytest.raises(ValueError, match="row_adagrad is for an n-gram memory"):
             build_optimizers(model, Recipe((ParameterGroup("all", ("*",), optimizer, 0.1),)))  # type: ignore[arg-type]
-
-
-def test_clipped_gradient_is_scaled_after_its_sum() -> None:
-    memory, _ = build()
-    gradients = get_row_gradients(memory.table)
-    assert gradients is not None
-    memory(sample(0)).sum().backward()
-    plain = [sums for _, sums, _ in gradients.iterate_sums()]
-    gradients.factor = torch.tensor(0.25)
-    assert all(torch.equal(sums, 0.25 * p) for (_, sums, _), p in zip(gradients.iterate_sums(), plain, strict=True))
-    gradients.clear()
-    assert gradients.factor == 1.0
-
-
-def test_copied_memory_of_a_finished_step_still_reads() -> None:
-    memory, _ = build()
-    assert torch.equal(copy.deepcopy(memory)(sample(0)), memory(sample(0)))

@@ -1,4 +1,4 @@
-"""Bits per byte and its standard error."""
+"""Windows of a text, bits per byte and its standard error."""
 
 from __future__ import annotations
 
@@ -6,8 +6,13 @@ import math
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from trainer.scoring.bits_per_byte import BitsPerByte, estimate_block_stderr, estimate_ratio_stderr
+from trainer.scoring.windows import cut_windows, pad_rows
+
+END = 0
 
 
 def test_bits_per_byte_is_nats_over_bytes_and_ln_2():
@@ -38,3 +43,19 @@ def test_stderr_of_one_document_comes_from_its_blocks():
 
 def test_stderr_of_one_token_is_none():
     assert BitsPerByte.from_documents([np.ones(1)], [3], [np.array([3])]).stderr is None
+
+
+@given(count=st.integers(1, 100), row=st.integers(1, 20))
+def test_windows_predict_every_token_once(count, row):
+    tokens = np.arange(1, count + 1)
+    windows = cut_windows(0, tokens, END, row)
+    assert np.concatenate([window.targets for window in windows]).tolist() == tokens.tolist()
+    for window in windows:
+        assert len(window.inputs) == len(window.targets) <= row
+        assert (window.targets - window.inputs).tolist() == [1] * len(window)
+    assert windows[0].inputs[0] == END
+
+
+def test_rows_are_padded_on_the_right():
+    block = pad_rows([np.array([5, 6]), np.array([7])], 3, END)
+    assert block.tolist() == [[5, 6, END], [7, END, END]]

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.support.scored_runs import CharacterTokenizer, build_scorer
 from trainer.scoring import core
 from trainer.scoring.benchmark_tasks import SHIPPED
 from trainer.scoring.core import (
@@ -22,7 +23,7 @@ from trainer.scoring.core import (
     compute_core,
     run_core,
 )
-from trainer.scoring.core_questions import build_candidates, choose_examples, count_common, select_questions
+from trainer.scoring.core_questions import build_candidates, choose_examples, select_questions
 from trainer.scoring.core_tasks import CORE_SAMPLE_TASKS, CORE_TASKS, SAMPLE_NAMES, CoreTask, build_task
 from trainer.scoring.model_scorer import ModelScorer, TargetScores, score_answer
 
@@ -63,6 +64,17 @@ def build_unigram_scorer(tokenizer: WordTokenizer, probabilities: dict[str, floa
         tokenizer.encode(word)
     values = [probabilities.get(word, 1e-9) for word in tokenizer.ids]
     return ModelScorer(Unigram(values), torch.device("cpu"), LENGTH)
+
+
+def write_task(folder: Path, task: CoreTask, rows: list[dict[str, Any]]) -> WordTokenizer:
+    """Write a task's questions to a folder; return a tokenizer of all their words."""
+    path, tokenizer = folder / task.file, WordTokenizer()
+    path.parent.mkdir()
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for row in rows:
+        tokenizer.encode(" ".join(" ".join(text) if isinstance(text, list) else str(text) for text in row.values()))
+    tokenizer.encode("\n")
+    return tokenizer
 
 
 def test_choice_with_lowest_mean_loss_wins_not_with_lowest_sum() -> None:
@@ -141,12 +153,9 @@ def test_core_has_the_tasks_of_dclm() -> None:
 
 
 def test_run_of_small_tasks_reports_accuracy_error_and_items(tmp_path: Path) -> None:
-    tokenizer, task = WordTokenizer(), build_task("m", "m", "multiple_choice", 2, 0.5)
+    task = build_task("m", "m", "multiple_choice", 2, 0.5)
     rows = [{"query": f"q{n}", "choices": ["good", "bad"], "gold": int(n == 3)} for n in range(8)]
-    (tmp_path / "core").mkdir()
-    (tmp_path / "core" / "m.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    for row in rows:
-        tokenizer.encode(f"{row['query']} good bad \n")
+    tokenizer = write_task(tmp_path, task, rows)
     scorer = build_unigram_scorer(tokenizer, {"good": 0.5, "bad": 0.1})
     found = run_core(scorer, tokenizer, tmp_path, None, lambda stage, done: None, [task])
     assert found.corrections == {"m": (0, 0)}
@@ -155,12 +164,9 @@ def test_run_of_small_tasks_reports_accuracy_error_and_items(tmp_path: Path) -> 
 
 
 def test_replaced_tokens_come_from_all_questions(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    tokenizer, task = WordTokenizer(), build_task("m", "m", "multiple_choice", 0, 0.5)
+    task = build_task("m", "m", "multiple_choice", 0, 0.5)
     questions = [{"query": "why", "choices": [f"a{n}", f"b{n}"], "gold": 0} for n in range(50)]
-    (tmp_path / "core").mkdir()
-    (tmp_path / "core" / "m.jsonl").write_text("".join(json.dumps(row) + "\n" for row in questions))
-    for row in questions:
-        tokenizer.encode(f"{row['query']} {' '.join(row['choices'])}")
+    tokenizer = write_task(tmp_path, task, questions)
     texts: list[np.ndarray] = []
 
     def score(*arguments: Any) -> TargetScores:
@@ -175,20 +181,7 @@ def test_replaced_tokens_come_from_all_questions(monkeypatch: pytest.MonkeyPatch
     assert all(answers <= set(text.tolist()) for text in texts)
 
 
-def test_common_prefix() -> None:
-    assert [count_common(rows) for rows in ([[1, 2], [1, 3]], [[1, 2], [1, 2, 3]], [[1], [2]])] == [1, 2, 0]
-
-
-# --- the sample ------------------------------------------------------------------------------------------------------
-
-
 def test_sample_is_scored_from_shipped_files_and_centered() -> None:
-    class CharacterTokenizer:
-        end_of_text = 0
-
-        def encode(self, text: str) -> list[int]:
-            return [min(ord(character), 127) for character in text]
-
     scorer = ModelScorer(Unigram([1 / 128] * 128), torch.device("cpu"), 64)
     tasks = CORE_SAMPLE_TASKS
     found = run_core(scorer, CharacterTokenizer(), None, 20, lambda stage, done: None, tasks)
@@ -209,16 +202,16 @@ def test_sample_has_valid_questions_of_its_kind(task: CoreTask) -> None:
 
 
 class Peeker(torch.nn.Module):
-    """Predicts the token that follows in rows with a certain word, and token 1 elsewhere."""
+    """Predicts the token that follows in rows with a certain word, and one token elsewhere."""
 
-    def __init__(self, vocabulary_size: int, word: int) -> None:
+    def __init__(self, vocabulary_size: int, word: int, usual: int) -> None:
         super().__init__()
-        self.vocabulary_size, self.word = vocabulary_size, word
+        self.vocabulary_size, self.word, self.usual = vocabulary_size, word, usual
 
     def features(self, tokens: Tensor) -> Tensor:
         following = torch.cat([tokens[:, 1:], torch.zeros_like(tokens[:, :1])], 1)
         is_read = (tokens == self.word).any(1, keepdim=True) & (following > 0)
-        return torch.where(is_read, following, 1)[..., None].float()
+        return torch.where(is_read, following, self.usual)[..., None].float()
 
     def logits(self, features: Tensor) -> Tensor:
         return 10.0 * torch.nn.functional.one_hot(features[..., 0].long(), self.vocabulary_size).float()
@@ -227,19 +220,12 @@ class Peeker(torch.nn.Module):
 def test_peeking_at_few_exact_matches_gains_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(0)
     monkeypatch.setattr(np.random, "default_rng", lambda: rng)
-    tokenizer, task = WordTokenizer(), build_task("l", "l", "language_modeling", 0)
-    tokenizer.encode("end")
-    rows = [
-        {"context": f"question {n}", "continuation": "seen end" if n % 20 == 0 else "hidden end"} for n in range(100)
-    ]
-    (tmp_path / "core").mkdir()
-    (tmp_path / "core" / "l.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    for row in rows:
-        tokenizer.encode(f"{row['context']} {row['continuation']}")
-    model = Peeker(len(tokenizer.ids), tokenizer.ids["seen"])
-    found = run_core(
-        ModelScorer(model, torch.device("cpu"), LENGTH), tokenizer, tmp_path, None, lambda *_: None, [task]
-    )
+    task = build_task("l", "l", "language_modeling", 0)
+    answers = ["seen end" if n % 20 == 0 else "hidden end" for n in range(100)]
+    rows = [{"context": f"question {n}", "continuation": answer} for n, answer in enumerate(answers)]
+    tokenizer = write_task(tmp_path, task, rows)
+    scorer = build_scorer(Peeker(len(tokenizer.ids), tokenizer.ids["seen"], tokenizer.ids["end"]), LENGTH)
+    found = run_core(scorer, tokenizer, tmp_path, None, lambda *_: None, [task])
     assert sum(item["acc"] for item in found.items) == 5, "it answers 5 % of the questions by reading ahead"
     assert found.accuracies["l"][0] == 0
     assert found.corrections["l"] == (-0.05, 0.0)

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from tests.support.scored_runs import build_gpt, build_scorer, words, write_run
+from tests.support import peeking_model
+from tests.support.scored_runs import LENGTH, build_gpt, build_scorer, words, write_run
 from trainer.data.tokenizer import load_tokenizer
 from trainer.models import litgpt
 from trainer.scoring.lm_eval_model import LmEvalModel
@@ -102,3 +103,19 @@ def test_later_tokens_of_a_repeated_question_are_replaced_from_all_questions(tmp
     replacing = {*np.concatenate(found).tolist()}
     assert replacing <= set().union(*tokens)
     assert replacing - tokens[0], "not only of the question itself"
+
+
+def test_log_likelihoods_without_later_tokens_correct_a_peeker(tmp_path):
+    tokenizer = load_tokenizer(write_run(tmp_path / "run") / "tokenizer.json")
+    torch.manual_seed(0)
+    network = peeking_model.Model(peeking_model.Config(tokenizer.vocabulary_size, LENGTH))
+    pairs = [(words(i, 5).strip(), " " + words(50 + i, 3).strip()) for i in range(6)]
+    results = []
+    causal = build_gpt(tokenizer.vocabulary_size)
+    for model, replaces in ((network, False), (network, True), (causal, True), (causal, False)):
+        adapter = LmEvalModel(build_scorer(model), tokenizer, lambda stage, done: None)
+        adapter.replaces_later_tokens = replaces
+        results.append([value for value, _ in adapter.loglikelihood([Request(pair) for pair in pairs])])
+    peeking, corrected, honest, plain = map(np.array, results)
+    assert (corrected < peeking - 20).all(), "the model relies on the replaced tokens"
+    np.testing.assert_allclose(honest, plain, atol=1e-4)

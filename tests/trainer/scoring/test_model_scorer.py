@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -84,48 +85,37 @@ def test_unloaded_scorer_keeps_no_copies_and_scores_the_same_again() -> None:
     np.testing.assert_array_equal(scorer.score_rows(row, row).nats, before)
 
 
-def test_pass_that_writes_to_a_buffer_is_refused() -> None:
-    class WithMemory(FixedLogits):
-        def __init__(self, logits: Tensor) -> None:
-            super().__init__(logits)
-            self.register_buffer("seen", torch.zeros(LENGTH, dtype=torch.int64), persistent=False)
+class WithBuffer(FixedLogits):
+    """Returns fixed logits, and fills a buffer with what a function makes of the tokens."""
 
-        def features(self, tokens: Tensor) -> Tensor:
-            self.seen.copy_(tokens[0])
-            return super().features(tokens)
+    def __init__(self, buffer: Tensor, fill: Callable[[Tensor], Tensor] | None) -> None:
+        super().__init__(torch.zeros(VOCABULARY))
+        self.fill = fill
+        self.register_buffer("seen", buffer)
 
-    scorer = ModelScorer(WithMemory(torch.zeros(VOCABULARY)), torch.device("cpu"), LENGTH)
-    with pytest.raises(ModelError, match="changes seen"):
-        scorer.score_rows(draw_tokens(1, LENGTH), draw_tokens(1, LENGTH))
-    scorer.model.seen.zero_()
-    with pytest.raises(ModelError, match="changes seen"):
-        scorer.score_positions(draw_tokens(1, LENGTH), np.array([3]), draw_tokens(1))
+    def features(self, tokens: Tensor) -> Tensor:
+        if self.fill is not None:
+            self.seen.copy_(self.fill(tokens[0]))
+        return super().features(tokens)
 
 
-def test_pass_that_writes_negative_zero_to_a_buffer_is_refused() -> None:
-    class WithSign(FixedLogits):
-        def __init__(self, logits: Tensor) -> None:
-            super().__init__(logits)
-            self.register_buffer("sign", torch.zeros(()))
-
-        def features(self, tokens: Tensor) -> Tensor:
-            self.sign.copy_(torch.where(tokens[0, -1] == 1, -0.0, 0.0))
-            return super().features(tokens)
-
-    scorer = ModelScorer(WithSign(torch.zeros(VOCABULARY)), torch.device("cpu"), LENGTH)
-    with pytest.raises(ModelError, match="changes sign"):
-        scorer.score_rows(np.ones((1, LENGTH), np.int64), draw_tokens(1, LENGTH))
+@pytest.mark.parametrize(
+    "fill", [lambda row: row[0] + 1.0, lambda row: torch.where(row[-1] == 1, -0.0, 0.0)], ids=["value", "negative zero"]
+)
+def test_pass_that_writes_to_a_buffer_is_refused(fill: Callable[[Tensor], Tensor]) -> None:
+    scorer, row = build_scorer(WithBuffer(torch.zeros(()), fill)), np.ones((1, LENGTH), np.int64)
+    for score in (
+        lambda: scorer.score_rows(row, row),
+        lambda: scorer.score_positions(row, np.array([3]), row[:, 0]),
+    ):
+        scorer.model.seen.zero_()
+        with pytest.raises(ModelError, match="changes seen"):
+            score()
 
 
 @pytest.mark.parametrize("value", [math.nan, complex(0, math.nan)])
 def test_buffer_of_nan_that_no_pass_changes_is_accepted(value: complex) -> None:
-    class WithNan(FixedLogits):
-        def __init__(self, logits: Tensor) -> None:
-            super().__init__(logits)
-            self.register_buffer("unused", torch.tensor(value))
-
-    scorer = ModelScorer(WithNan(torch.zeros(VOCABULARY)), torch.device("cpu"), LENGTH)
-    assert scorer.vocabulary_size == VOCABULARY
+    assert build_scorer(WithBuffer(torch.tensor(value), None)).vocabulary_size == VOCABULARY
 
 
 def test_replaced_rows_keep_tokens_up_to_their_position() -> None:

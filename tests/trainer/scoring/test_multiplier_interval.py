@@ -34,14 +34,6 @@ def test_equal_entries_differ_in_one_night_of_twenty() -> None:
     )
 
 
-@pytest.mark.parametrize("truth", [0.9, 1.0, 1.05, 1.2, 1.8])
-def test_interval_of_synthetic_file_contains_truth(truth: float) -> None:
-    row = Night(seed=5).ladder().entry("new", truth, 3).board()["new"]
-    assert row.low is not None
-    assert row.high is not None
-    assert row.low < truth < row.high
-
-
 def test_multiplier_of_noiseless_file_is_exact_to_ten_digits() -> None:
     night = Night(sigma=1e-13).ladder().entry("new", 1.1, 2)
     assert night.board()["new"].cm == pytest.approx(1.1, rel=1e-9)

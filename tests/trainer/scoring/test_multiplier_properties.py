@@ -47,8 +47,6 @@ def test_multiplier_rises_as_loss_falls(night: Night, gain: float) -> None:
         if record["entry"] == "a":
             record["bits_per_byte"] -= gain
     after = night.board()["a"].cm
-    assert before is not None
-    assert after is not None
     assert after > before
 
 
@@ -73,6 +71,9 @@ def test_verdict_ties_and_interval_are_consistent(night: Night) -> None:
         assert (row.low <= 1 <= row.high) == (row.verdict in ("tied with the baseline", "the baseline"))
         assert all(row.entry in rows[other].tied_with for other in row.tied_with)
         assert row.seeds_needed is None or row.seeds_needed >= 0
+    ranks = [row.rank for row in board.entries if row.rank is not None]
+    assert ranks[0] == 1
+    assert all(rank <= place for place, rank in enumerate(ranks, start=1))
     assert [row.cm for row in board.entries] == sorted((row.cm or 0 for row in board.entries), reverse=True)
 
 

@@ -52,17 +52,31 @@ def test_interval_has_nominal_coverage():
     assert 0.88 < hits / 150 <= 1
 
 
+DOCUMENT = {"task": "bits_per_byte", "item": 0, "bits": 1.0, "bytes": 7}
+QUESTION = {"task": "piqa", "item": 0, "acc": 1.0}
+INVALID_LINES = [
+    {"task": 1},
+    *({name: value for name, value in DOCUMENT.items() if name != left_out} for left_out in ("bits", "bytes")),
+    *({**DOCUMENT, "bytes": size} for size in (0, -7, "7", None)),
+    *({**DOCUMENT, "bits": bits} for bits in ("1", float("nan"), float("inf"), 10**400)),
+    *({**QUESTION, "item": number} for number in ("0", None, 0.5)),
+    *({**QUESTION, "acc": value} for value in ("1", None, [1], float("nan"))),
+    {**QUESTION, "part": 1},
+]
+
+
+def compress(*lines: dict) -> bytes:
+    return gzip.compress("\n".join(map(json.dumps, lines)).encode(), mtime=0)
+
+
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [
         (None, "There is no file"),
         (b"no gzip", "does not hold the items"),
-        (gzip.compress(b'{"task": 1}\n', mtime=0), "does not hold the items"),
-        (gzip.compress(b'{"task": "copa", "item": 0, "acc": 1}\n', mtime=0), "no item in common"),
-        (
-            gzip.compress(b'{"task": "bits_per_byte", "item": 0, "bits": 1, "bytes": 7}\n', mtime=0),
-            "different documents",
-        ),
+        (compress({"task": "copa", "item": 0, "acc": 1}), "no item in common"),
+        (compress(DOCUMENT), "different documents"),
+        *((compress(line, {**QUESTION, "item": 9}), "does not hold the items") for line in INVALID_LINES),
     ],
 )
 def test_bad_items_file_is_one_line_error(content, sentence, tmp_path, capsys):
@@ -72,27 +86,3 @@ def test_bad_items_file_is_one_line_error(content, sentence, tmp_path, capsys):
     output, errors = capsys.readouterr()
     assert (output, len(errors.splitlines())) == ("", 1)
     assert sentence in errors
-
-
-DOCUMENT = {"task": "bits_per_byte", "item": 0, "bits": 1.0, "bytes": 7}
-QUESTION = {"task": "piqa", "item": 0, "acc": 1.0}
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        {name: value for name, value in DOCUMENT.items() if name != "bits"},
-        {name: value for name, value in DOCUMENT.items() if name != "bytes"},
-        *({**DOCUMENT, "bytes": size} for size in (0, -7, "7", None)),
-        *({**DOCUMENT, "bits": bits} for bits in ("1", float("nan"), float("inf"), 10**400)),
-        *({**QUESTION, "item": number} for number in ("0", None, 0.5)),
-        *({**QUESTION, "acc": value} for value in ("1", None, [1], float("nan"))),
-        {**QUESTION, "part": 1},
-    ],
-)
-def test_compare_items_file_with_invalid_line_is_one_line_error(line, tmp_path, capsys):
-    (tmp_path / "a.gz").write_bytes(gzip.compress("\n".join(map(json.dumps, (line, QUESTION))).encode(), mtime=0))
-    assert main(["compare", str(tmp_path / "a.gz"), str(tmp_path / "a.gz"), "--json"]) == 2
-    output, errors = capsys.readouterr()
-    assert (output, len(errors.splitlines())) == ("", 1)
-    assert "does not hold the items" in errors

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.support.paths import DATA
-from tests.support.scored_runs import build_gpt, build_scorer, make_texts, score_tokens
+from tests.support.scored_runs import CharacterTokenizer, build_gpt, build_scorer, make_texts, score_tokens
 from trainer.scoring.benchmark_tasks import CORE, CORE_SAMPLE, SHIPPED, SUITE
 from trainer.scoring.core import run_core
 from trainer.scoring.core_tasks import CORE_SAMPLE_TASKS, CORE_TASKS
@@ -23,13 +23,6 @@ from trainer.scoring.passes import (
 )
 
 NIGHT = ("blimp", "lambada_openai", "hellaswag", "piqa", "arc_easy", "winogrande", "core")
-
-
-class CharacterTokenizer:
-    end_of_text = 0
-
-    def encode(self, text: str) -> list[int]:
-        return [min(ord(character), 127) for character in text]
 
 
 @pytest.fixture

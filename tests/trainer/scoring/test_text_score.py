@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +17,6 @@ from torch import Tensor
 
 from tests.support import peeking_model
 from tests.support.scored_runs import build_scorer, make_texts, score_tokens
-from tests.support.tiny import TINY
 from trainer.cli.main import main
 from trainer.graph.build import translate
 from trainer.graph.files import Call
@@ -30,10 +31,6 @@ from trainer.scoring.text_score import TextScore, score_text
 
 V, T = 64, 32
 END_OF_TEXT, LAST = 0, 1
-TRAIN = (
-    *("--train.sequence-length", "32", "--train.batch", "4", "--train.dev-tokens", "256", "--train.sample-tokens", "0"),
-    *("--device", "cpu", "--threads", "1", "--train.precision", "fp32", "--budget", "20steps"),
-)
 
 
 def score(every: int) -> TextScore:
@@ -47,7 +44,10 @@ def honest() -> TextScore:
     return score(0)
 
 
-def test_correction_of_causal_graph_is_rounding(honest: TextScore) -> None:
+def test_score_of_causal_graph_counts_every_token_once_without_correction(honest: TextScore) -> None:
+    texts = make_texts(V)
+    assert honest.bits.tokens == sum(len(text.tokens) for text in texts) == len(honest.losses)
+    assert honest.bits.documents == len(texts)
     assert abs(honest.correction.nats) < 1e-6
     assert not honest.correction.is_beyond_rounding
     assert honest.bits.bits_per_byte == pytest.approx(honest.bits_per_byte_uncorrected, abs=1e-6)
@@ -100,30 +100,25 @@ def test_graph_that_writes_to_its_tokens_changes_no_other_pass(honest: TextScore
     assert found.correction == honest.correction
 
 
-def test_score_counts_every_token_once(honest: TextScore) -> None:
-    texts = make_texts(V)
-    assert honest.bits.tokens == sum(len(text.tokens) for text in texts) == len(honest.losses)
-    assert honest.bits.documents == len(texts)
-
-
-@pytest.fixture(scope="module")
-def traced_run(dataset_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("traced")
-    size = ("--depth", "2", "--sequence-length", "32", "--vocabulary-size", "320")
-    fields = ("--set", "width=32", "--set", "heads=2", "--set", "end_of_text=0")
-    assert main(["trace", "gpt", "--out", str(folder / "graph"), *size, *fields]) == 0
-    flags = ["--dataset", str(dataset_folder), "--out", str(folder / "run"), "--graph", str(folder / "graph"), *TRAIN]
-    assert main(["train", *flags]) == 0
-    return folder / "run"
-
-
 @pytest.mark.slow
-def test_score_of_traced_run_needs_no_python(
-    traced_run: Path, corpus_folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_score_of_traced_run_needs_no_python_and_equals_that_of_the_python_run(
+    traced_run: Path,
+    train: Callable[..., int],
+    corpus_folder: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    def score(run: Path) -> dict[str, Any]:
+        capsys.readouterr()
+        assert main(["score", str(run), "--corpus", f"files:{corpus_folder}/00*.txt", "--json"]) == 0
+        return json.loads(capsys.readouterr().out)
+
+    assert train(tmp_path, "--budget", "6steps") == 0
+    python = score(tmp_path)
     monkeypatch.setitem(sys.modules, "trainer.models.gpt", None)  # any import of it would fail
-    assert main(["score", str(traced_run), "--corpus", f"files:{corpus_folder}/00*.txt", "--json"]) == 0
-    record = json.loads(capsys.readouterr().out)
+    record = score(traced_run)
+    assert record["bits_per_byte"] == pytest.approx(python["bits_per_byte"], abs=1e-5)
     run = json.loads((traced_run / "run.json").read_text())
     assert record["graph"] == run["identity"]["graph"]
     assert record["flops_per_token"] == run["flops_per_token"]
@@ -131,25 +126,6 @@ def test_score_of_traced_run_needs_no_python(
     assert record["bits_per_byte"] < record["checks"]["untrained"]["bits_per_byte"]
     assert record["scoring_flops_per_token"] > 0
     assert 0 <= record["checks"]["untrained"]["seed"] < SEEDS
-
-
-@pytest.mark.slow
-def test_score_of_traced_run_equals_score_of_the_same_python(
-    traced_run: Path,
-    dataset_folder: Path,
-    corpus_folder: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    python = ["--dataset", str(dataset_folder), "--out", str(tmp_path), *TINY, "--budget", "20steps"]
-    assert main(["train", *python, "--train.sample-tokens", "0"]) == 0
-    scores = []
-    for run in (traced_run, tmp_path):
-        capsys.readouterr()
-        corpus = f"files:{corpus_folder}/00*.txt"
-        assert main(["score", str(run), "--corpus", corpus, "--json"]) == 0
-        scores.append(json.loads(capsys.readouterr().out)["bits_per_byte"])
-    assert scores[0] == pytest.approx(scores[1], abs=1e-5)
 
 
 class FrequencyModel(LanguageModel):

@@ -47,8 +47,7 @@ def test_graphs_without_random_numbers_predict_the_same() -> None:
     assert not found.is_beyond_noise
 
 
-@pytest.mark.parametrize("share", [0.1, 0.3])
-@pytest.mark.parametrize("steps", [0, 150])
+@pytest.mark.parametrize(("share", "steps"), [(0.1, 0), (0.3, 150)])
 def test_dropout_explains_what_it_costs_in_training(share: float, steps: int) -> None:
     found = compare(lambda model, x, tokens: F.dropout(x, share, model.training), steps)
     assert found.noise > 0

@@ -16,13 +16,14 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, fx
-from torch._dynamo import lookup_backend
 from torch._functorch.aot_autograd import aot_module_simplified, make_boxed_func
 
-from tests.support.traced_models import build_pair, sample_rows
+from tests.support.traced_models import build_pair, compute_loss, sample_rows
 from trainer.config.parsing import parse_config
 from trainer.config.train_config import resolve_config
 from trainer.errors import ExitCode
+from trainer.graph.blocks import count_calls, split_blocks
+from trainer.graph.model import GraphModel
 from trainer.graph.tables import convert_tables_to_bf16, look_up
 from trainer.models import ARCHITECTURES
 from trainer.ops import balance, elementwise, recurrence
@@ -68,33 +69,41 @@ def assert_close(found: Tensor, wanted: Tensor, tolerance: float, name: str) -> 
     assert error <= tolerance, f"{name}: relative error {error}"
 
 
-@pytest.mark.parametrize(("arch", "dtype"), MODELS)
-def test_compiled_gradients_of_architecture_equal_eager_ones(arch: str, dtype: torch.dtype, tmp_path: Path) -> None:
-    objective = Objective(build_pair(arch).graph)
+def assert_compiled_equal(objective: Objective, dtype: torch.dtype, arch: str = "gpt") -> dict[str, Tensor]:
+    """Compile an objective as a run does and compare its loss and gradients; return those of the compiled one."""
     wanted = compute_gradients(objective, dtype)
-    flags = ["--arch", arch, "--train.compile", "true", "--out", str(tmp_path)]
+    flags = ["--arch", arch, "--train.compile", "true", "--out", "run"]
     compilation.compile_objective(objective, resolve_config(parse_config(flags), "cpu"))
     found = compute_gradients(objective, dtype)
     assert found.keys() == wanted.keys()
     assert len(found) > 3
     for name, gradient in wanted.items():
         assert_close(found[name], gradient, TOLERANCES[dtype], name)
+    return found
+
+
+@pytest.mark.parametrize(("arch", "dtype"), MODELS)
+def test_compiled_gradients_of_architecture_equal_eager_ones(arch: str, dtype: torch.dtype) -> None:
+    assert_compiled_equal(Objective(build_pair(arch).graph), dtype, arch)
 
 
 @pytest.mark.slow
-def test_compiled_gradients_of_tables_in_bf16_equal_eager_ones(tmp_path: Path) -> None:
+def test_module_of_rwkv5_is_compiled_by_block_with_equal_gradients() -> None:
+    objective = Objective(build_pair("rwkv5", depth=3).module)
+    features = objective.features
+    assert_compiled_equal(objective, torch.float32, "rwkv5")
+    assert objective.features == features, "the model as a whole is not compiled"
+
+
+@pytest.mark.slow
+def test_compiled_gradients_of_tables_in_bf16_equal_eager_ones() -> None:
     model = build_pair("gpt").graph
     tables = [name for name, _ in model.named_parameters() if "embedding" in name]
     assert convert_tables_to_bf16(model, list(model.parameters())) == len(tables)
-    objective = Objective(model)
-    wanted = compute_gradients(objective, torch.bfloat16)
-    flags = ["--train.compile", "true", "--out", str(tmp_path)]
-    compilation.compile_objective(objective, resolve_config(parse_config(flags), "cpu"))
-    found = compute_gradients(objective, torch.bfloat16)
+    found = assert_compiled_equal(Objective(model), torch.bfloat16)
     for name in tables:
         assert found[f"model.{name}"].dtype == torch.bfloat16
-        assert wanted[f"model.{name}"].any()
-        assert_close(found[f"model.{name}"], wanted[f"model.{name}"], TOLERANCES[torch.bfloat16], name)
+        assert found[f"model.{name}"].any()
 
 
 def balance_gates(gates: Tensor) -> Tensor:
@@ -177,22 +186,38 @@ def test_run_whose_compiled_gradient_is_right_trains(
     assert train(tmp_path, "--train.compile", "true", "--budget", "2steps") == ExitCode.OK
 
 
-@pytest.mark.slow
-def test_smaller_last_batch_of_dev_compiles_nothing_and_changes_no_loss(
-    monkeypatch: pytest.MonkeyPatch, train: Callable[..., int], tmp_path: Path
-) -> None:
-    shapes: list[torch.Size] = []
+# torch.compile reads it of activations.
 
-    def record_shapes(module: fx.GraphModule, inputs: Any) -> Callable[..., Any]:
-        shapes.extend(value.shape for value in inputs if isinstance(value, Tensor) and value.dtype == torch.int64)
-        return lookup_backend("aot_eager")(module, inputs)
 
-    monkeypatch.setattr(compilation, "BACKEND", record_shapes)
-    losses = []
-    for name, is_compiled in (("compiled", "true"), ("eager", "false")):
-        flags = ("--train.micro-batch", "4", "--train.dev-tokens", "192", "--budget", "1steps")  # six rows
-        assert train(tmp_path / name, "--train.compile", is_compiled, *flags) == ExitCode.OK
-        lines = [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
-        losses.append(next(line["loss"] for line in lines if "bits_per_byte" in line))
-    assert {shape[0] for shape in shapes if len(shape) == 2} == {4}
-    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+def compile_blocks(model: GraphModel) -> list[int]:
+    """Compile the blocks of training by a backend that counts; return the list that it appends to."""
+    compiled: list[int] = []
+
+    def count(module: fx.GraphModule, _: Any) -> Callable[..., Any]:
+        compiled.append(len(module.graph.nodes))
+        return module.forward
+
+    for block in split_blocks(model.training_passes.features.module):
+        block.compile(dynamic=False, fullgraph=True, backend=count)
+    return compiled
+
+
+@pytest.mark.parametrize(
+    ("name", "depth", "different"), [pytest.param("rwkv5", 3, 2, marks=pytest.mark.slow), ("gpt", 4, 3)]
+)
+def test_split_blocks_compute_the_same_and_equal_ones_compile_once(name: str, depth: int, different: int) -> None:
+    """Two kinds differ: the first reads only the embeddings. Each second block of gpt also has value embeddings."""
+    model = build_pair(name, depth=depth).graph
+    module = model.training_passes.features.module
+    calls = count_calls(module.graph, module)
+    inputs, targets = sample_rows()
+    parameters = list(model.parameters())
+    wanted = torch.autograd.grad(compute_loss(model, inputs, targets), parameters, allow_unused=True)
+    compiled = compile_blocks(model)
+    blocks = split_blocks(module)
+    assert list(map(id, split_blocks(module))) == list(map(id, blocks)), "a second split has the same blocks"
+    found = torch.autograd.grad(compute_loss(model, inputs, targets), parameters, allow_unused=True)
+    assert len(compiled) == different
+    assert sum(node.op == "call_module" for node in module.graph.nodes) == depth
+    assert count_calls(module.graph, module) < calls
+    torch.testing.assert_close(found, wanted)

@@ -12,8 +12,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from tests.support.metrics_lines import lines
 from tests.support.tiny import TINY
-from trainer.checkpoint.files import list_checkpoints
+from trainer.checkpoint.files import list_checkpoints, load_weights
 from trainer.checkpoint.store import describe_file, find_latest_checkpoint, load_model
 from trainer.data.dataset import prepare_dataset
 from trainer.train import main
@@ -22,37 +23,36 @@ Train = Callable[..., int]
 
 
 def dev_losses(out: Path) -> list[float]:
-    rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    return [row["loss"] for row in rows if row["kind"] == "dev"]
+    return [row["loss"] for row in lines(out, "dev")]
 
 
 def run_json(out: Path) -> dict[str, Any]:
     return json.loads((out / "run.json").read_text())
 
 
-def newest(run: Path) -> Path:
-    folder = find_latest_checkpoint(run)
-    assert folder is not None
-    return folder
-
-
-def test_run_from_checkpoint_continues_loss(train: Train, tiny_run: Path, tmp_path: Path) -> None:
-    assert train(tmp_path, "--from", tiny_run, "--budget", "4steps") == 0
-    assert dev_losses(tmp_path)[0] == dev_losses(tiny_run)[-1]
-
-
-@pytest.mark.slow
-def test_run_from_checkpoint_records_lineage(train: Train, tiny_run: Path, tmp_path: Path) -> None:
-    assert train(tmp_path / "second", "--from", tiny_run, "--budget", "4steps") == 0
-    lineage = run_json(tmp_path / "second")["from"]
-    weights = newest(tiny_run) / "model.safetensors"
+def test_run_from_checkpoint_continues_loss_and_records_lineage(
+    train: Train, tiny_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    second, third = tmp_path / "second", tmp_path / "third"
+    assert train(second, "--from", tiny_run, "--budget", "4steps") == 0
+    assert dev_losses(second)[0] == dev_losses(tiny_run)[-1]
+    lineage = run_json(second)["from"]
+    weights = find_latest_checkpoint(tiny_run) / "model.safetensors"
     assert lineage["sha256"] == describe_file(weights).sha256
     assert (lineage["name"], lineage["arch"], lineage["step"]) == ("tiny/step-00000030", "gpt", 30)
     assert (lineage["kept"], lineage["new"], lineage["unused"]) == (len(load_file(weights)), [], [])
     assert lineage["tokens"] == 30 * 4 * 32
-    assert str(tmp_path) not in json.dumps(run_json(tmp_path / "second"))
-    assert train(tmp_path / "third", "--from", tmp_path / "second", "--budget", "1steps") == 0
-    assert run_json(tmp_path / "third")["from"]["tokens"] == 34 * 4 * 32
+    assert str(tmp_path) not in json.dumps(run_json(second))
+    assert train(third, "--from", second, "--budget", "1steps") == 0
+    assert run_json(third)["from"]["tokens"] == 34 * 4 * 32
+    earlier = list_checkpoints(tiny_run)[0]
+    assert train(tmp_path / "fourth", "--from", earlier, "--budget", "1steps") == 0
+    assert run_json(tmp_path / "fourth")["from"]["step"] == 20
+    capsys.readouterr()
+    assert train(second, "--from", earlier, "--budget", "4steps") == 2
+    assert "another from" in capsys.readouterr().err
+    assert train(tmp_path / "run", "--from", tmp_path, "--budget", "1steps") == 2, "there is no checkpoint"
+    assert capsys.readouterr().err.count("\n") == 1
 
 
 def test_run_from_checkpoint_inherits_shape_and_tokenizer(
@@ -67,18 +67,12 @@ def test_run_from_checkpoint_inherits_shape_and_tokenizer(
     assert (out / "tokenizer.json").read_bytes() == (tiny_run / "tokenizer.json").read_bytes()
 
 
-def test_run_from_checkpoint_folder_starts_there(train: Train, tiny_run: Path, tmp_path: Path) -> None:
-    earlier = list_checkpoints(tiny_run)[0]
-    assert train(tmp_path, "--from", earlier, "--budget", "1steps") == 0
-    assert run_json(tmp_path)["from"]["step"] == 20
-
-
 def test_tensors_that_do_not_fit_are_new_and_listed(train: Train, tiny_run: Path, tmp_path: Path) -> None:
     """The model has one block more than the checkpoint."""
     assert train(tmp_path, "--from", tiny_run, "--budget", "1steps", "--model.depth", "3") == 0
     lineage = run_json(tmp_path)["from"]
     before, after = (
-        {name: tensor.shape for name, tensor in load_file(newest(run) / "model.safetensors").items()}
+        {name: tensor.shape for name, tensor in load_weights(find_latest_checkpoint(run)).items()}
         for run in (tiny_run, tmp_path)
     )
     assert any(name.startswith("blocks.2.") for name in lineage["new"])
@@ -106,19 +100,6 @@ def test_dataset_of_other_tokenizer_is_rejected(
     flags = ["--dataset", str(tmp_path / "other"), "--budget", "1steps", *TINY]
     assert main(["--from", str(tiny_run), "--out", str(tmp_path / "run"), *flags]) == 2
     assert "was prepared with another tokenizer than" in capsys.readouterr().err
-
-
-def test_start_without_checkpoint_is_rejected(train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert train(tmp_path / "run", "--from", tmp_path, "--budget", "1steps") == 2
-    assert capsys.readouterr().err.count("\n") == 1
-
-
-def test_resume_from_other_weights_is_rejected(
-    train: Train, tiny_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert train(tmp_path, "--from", tiny_run, "--budget", "2steps") == 0
-    assert train(tmp_path, "--from", list_checkpoints(tiny_run)[0], "--budget", "2steps") == 2
-    assert "another from" in capsys.readouterr().err
 
 
 # --- litgpt -----------------------------------------------------------------------------------------------------------
@@ -160,16 +141,6 @@ SMALL = (
 )
 
 
-@pytest.mark.slow
-def test_run_from_litgpt_folder_learns(dataset_folder: Path, litgpt_folder: Path, tmp_path: Path) -> None:
-    flags = ["--dataset", str(dataset_folder), "--budget", "12steps", *SMALL, "--recipe.schedule.warmup", "0"]
-    assert main(["--from", str(litgpt_folder), "--out", str(tmp_path / "run"), *flags]) == 0
-    run = run_json(tmp_path / "run")
-    assert (run["arch"], run["from"]["name"], run["from"]["new"]) == ("litgpt", "mine", [])
-    losses = dev_losses(tmp_path / "run")
-    assert losses[-1] < losses[0] - 0.1
-
-
 def test_litgpt_import_and_export_preserve_weights(litgpt_folder: Path, tmp_path: Path) -> None:
     from trainer.cli import export, import_weights
 
@@ -194,19 +165,12 @@ def test_litgpt_import_and_export_preserve_weights(litgpt_folder: Path, tmp_path
     ],
 )
 def test_damaged_litgpt_folder_prints_one_line(
-    dataset_folder: Path,
-    litgpt_folder: Path,
-    tmp_path: Path,
-    name: str,
-    content: bytes | None,
-    what: str,
-    capsys: pytest.CaptureFixture[str],
+    litgpt_folder: Path, tmp_path: Path, name: str, content: bytes | None, what: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (litgpt_folder / name).unlink()
     if content is not None:
         (litgpt_folder / name).write_bytes(content)
-    flags = ["--dataset", str(dataset_folder), "--out", str(tmp_path / "run"), "--budget", "1steps", *SMALL]
-    assert main(["--from", str(litgpt_folder), *flags]) == 2
+    assert main(["--from", str(litgpt_folder), "--out", str(tmp_path / "run"), "--budget", "1steps", *SMALL]) == 2
     errors = capsys.readouterr().err
     assert what in errors
     assert errors.count("\n") == 1

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -18,7 +16,7 @@ from trainer.graph.model import build_model
 from trainer.graph.reading import parse_files
 from trainer.models.base import LanguageModel
 from trainer.ops import losses
-from trainer.ops.losses import MIN_CHUNK_POSITIONS, choose_chunk_positions, limit_chunk_positions
+from trainer.ops.losses import choose_chunk_positions, limit_chunk_positions
 from trainer.training.objective import Objective
 
 VOCABULARY, WIDTH = 97, 8
@@ -48,11 +46,9 @@ def text() -> tuple[Tensor, Tensor]:
     return tokens[:, :-1], tokens[:, 1:]
 
 
-@contextmanager
-def set_chunk_rows(rows: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def set_chunk_rows(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(losses.CHUNK_LOGITS, "cpu", (rows * VOCABULARY,) * 2)
     monkeypatch.setattr(losses, "MIN_CHUNK_POSITIONS", 1)
-    yield
 
 
 def gradients(model: nn.Module) -> dict[str, Tensor | None]:
@@ -67,42 +63,20 @@ def test_objective_equals_cross_entropy_with_gradients(
 ) -> None:
     inputs, targets = text
     model = Tied()
-    plain = F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten(), reduction="sum")
-    (plain / 120).backward()
+    each = F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten(), reduction="none")
+    (each.sum() / 120).backward()
     wanted = gradients(model)
-    with set_chunk_rows(rows, monkeypatch):
-        ours = Objective(model)(inputs, targets)
-        (ours / 120).backward()
+    set_chunk_rows(rows, monkeypatch)
+    ours = Objective(model)(inputs, targets)
+    (ours / 120).backward()
     assert ours.dtype == torch.float32
-    torch.testing.assert_close(ours, plain)
+    torch.testing.assert_close(ours, each.sum())
     found = gradients(model)
     assert found["unused.weight"] is None
     for name, gradient in wanted.items():
         torch.testing.assert_close(found[name], gradient, msg=name)
-
-
-def test_losses_of_micro_batches_add_up(text: tuple[Tensor, Tensor]) -> None:
-    inputs, targets = text
-    model = Tied()
-    objective = Objective(model)
-    objective(inputs, targets).backward()
-    wanted = gradients(model)
-    for part in (slice(0, 1), slice(1, 4)):
-        objective(inputs[part], targets[part]).backward()
-    for name, gradient in gradients(model).items():
-        torch.testing.assert_close(gradient, wanted[name], msg=name)
-
-
-def test_objective_each_returns_loss_per_position(text: tuple[Tensor, Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
-    inputs, targets = text
-    model = Tied()
-    with set_chunk_rows(7, monkeypatch), torch.no_grad():
-        each = Objective(model)(inputs, targets, per_position=True)
-        total = Objective(model)(inputs, targets)
-    torch.testing.assert_close(
-        each, F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten(), reduction="none").detach()
-    )
-    torch.testing.assert_close(total, each.sum())
+    with torch.no_grad():
+        torch.testing.assert_close(Objective(model)(inputs, targets, per_position=True), each.detach())
 
 
 def test_scale_of_loss_is_not_rounded_to_features_of_16_bits() -> None:
@@ -148,49 +122,13 @@ class LargestTensor(TorchDispatchMode):
 def test_objective_never_holds_all_logits(text: tuple[Tensor, Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
     inputs, targets = text
     model = Tied()
-    with set_chunk_rows(10, monkeypatch), LargestTensor() as largest:
+    set_chunk_rows(10, monkeypatch)
+    with LargestTensor() as largest:
         Objective(model)(inputs, targets).backward()
     assert largest.numbers <= 10 * VOCABULARY
     with LargestTensor() as plain:
         F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten()).backward()
     assert plain.numbers == inputs.numel() * VOCABULARY
-
-
-class CastCounter(TorchDispatchMode):
-    """Counts the casts of a matrix to bf16."""
-
-    def __init__(self, shape: torch.Size) -> None:
-        super().__init__()
-        self.shape, self.number = shape, 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        if func is torch.ops.aten._to_copy.default and out.shape == self.shape:
-            self.number += out.dtype == torch.bfloat16
-        return out
-
-
-@pytest.mark.parametrize("name", ["gpt", "litgpt"])
-def test_head_is_cast_once_with_the_same_gradients(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = traced_models.build_pair(name).graph
-    inputs, targets = traced_models.sample_rows()
-    found = []
-    for matrices in ([], ["head.weight"]):
-        objective = Objective(model)
-        assert objective.head_matrices == ["head.weight"]
-        objective.head_matrices, objective.vocabulary_size = matrices, traced_models.V
-        with set_chunk_rows(20, monkeypatch), torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
-            features = objective.features(inputs)
-            with CastCounter(model.get_parameter("head.weight").shape) as casts:
-                loss = objective.compute_loss(features, targets)
-        loss.backward()
-        found.append((loss.detach(), gradients(model)))
-        assert casts.number == (1 if matrices else 6)  # chunks of 16 positions
-    (loss, wanted), (other, got) = found
-    assert torch.equal(loss, other)
-    assert all(torch.equal(got[each], gradient) for each, gradient in wanted.items() if gradient is not None)
-    assert got["head.weight"] is not None
-    assert got["head.weight"].dtype == torch.float32
 
 
 def test_head_that_reads_a_matrix_under_two_names_gets_the_gradient_of_both(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -208,7 +146,8 @@ def test_head_that_reads_a_matrix_under_two_names_gets_the_gradient_of_both(monk
     torch.manual_seed(0)
     model = build_model(parse_files({**files, **changed})).train()
     inputs, targets = traced_models.sample_rows()
-    with set_chunk_rows(20, monkeypatch), torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
+    set_chunk_rows(20, monkeypatch)
+    with torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
         objective = Objective(model)
         objective.vocabulary_size = traced_models.V
         features = objective.features(inputs).detach()
@@ -218,49 +157,13 @@ def test_head_that_reads_a_matrix_under_two_names_gets_the_gradient_of_both(monk
     torch.testing.assert_close(found, gradients(model)["embedding.weight"], rtol=0.05, atol=0.05)
 
 
-def test_large_vocabulary_chunk_has_minimum_positions() -> None:
-    """Each chunk adds to the whole gradient of the head. There are still far fewer logits than tokens x positions."""
+def test_chunk_positions_have_limits_and_divide_evenly_if_possible() -> None:
     assert limit_chunk_positions("cpu", 8192, 10**6) == 512
-    assert (
-        limit_chunk_positions("cpu", 50304, 10**6)
-        == limit_chunk_positions("cpu", 2**20, 1)
-        == MIN_CHUNK_POSITIONS
-        == 256
-    )
-
-
-def test_gpu_chunk_is_a_quarter_of_the_micro_batch_within_limits() -> None:
+    # Each chunk adds to the whole gradient of the head, so chunks of a large vocabulary have a least size.
+    assert limit_chunk_positions("cpu", 50304, 10**6) == limit_chunk_positions("cpu", 2**20, 1) == 256
+    # On a GPU a chunk is a quarter of the micro-batch within limits.
     rows = {rows: limit_chunk_positions("cuda", 2**15, rows * 2048) for rows in (1, 8, 12, 16, 64)}
     assert rows == {1: 4096, 8: 4096, 12: 6144, 16: 8192, 64: 8192}
-
-
-def test_large_vocabulary_never_holds_all_logits() -> None:
-    features, head = nn.Parameter(torch.zeros(1, 1024, 2)), nn.Linear(2, 40000, bias=False)
-    targets = torch.zeros(1, 1024, dtype=torch.int64)
-    objective = Objective(FixedFeatures(features, head))
-    with LargestTensor() as largest:
-        objective(targets, targets).backward()
-    assert largest.numbers == MIN_CHUNK_POSITIONS * 40000
-
-
-class FixedFeatures(LanguageModel):
-    """A model of fixed features and a head."""
-
-    def __init__(self, given: nn.Parameter, head: nn.Linear) -> None:
-        super().__init__()
-        self.given, self.head = given, head
-
-    def features(self, tokens: Tensor) -> Tensor:
-        return self.given
-
-    def logits(self, features: Tensor) -> Tensor:
-        return self.head(features)
-
-
-def test_chunks_divide_evenly_if_possible() -> None:
-    assert choose_chunk_positions(2048, 512) == 512
-    assert choose_chunk_positions(2048, 600) == 512
-    assert choose_chunk_positions(90, 50) == 45
-    assert choose_chunk_positions(97, 50) == 50  # a prime: the last chunk is shorter
-    assert choose_chunk_positions(10, 1000) == 10
-    assert choose_chunk_positions(10, 0) == 1
+    sizes = {(2048, 512): 512, (2048, 600): 512, (90, 50): 45, (10, 1000): 10, (10, 0): 1}
+    sizes[97, 50] = 50  # a prime: the last chunk is shorter
+    assert {pair: choose_chunk_positions(*pair) for pair in sizes} == sizes

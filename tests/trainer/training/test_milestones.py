@@ -12,21 +12,24 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.tiny import TINY
 from trainer.checkpoint.base_weights import find_base_checkpoint
 from trainer.checkpoint.files import load_weights
 from trainer.checkpoint.store import get_checkpoint_path, load_model, verify_checkpoint
 from trainer.protocol import Checkpoint
 from trainer.scoring.run_folder import RunFolder
+from trainer.train import main
 from trainer.training.loop import find_passed_milestone
 
 Train = Callable[..., int]
 FLAGS = ("--budget", "30steps", "--checkpoint-every", "10steps", "--milestones", "20")
 
 
-@pytest.fixture
-def run(train: Train, tmp_path: Path) -> Path:
-    out = tmp_path / "run"
-    assert train(out, *FLAGS) == 0
+@pytest.fixture(scope="module")
+def run(dataset_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with milestones. For reading only."""
+    out = tmp_path_factory.mktemp("milestones") / "run"
+    assert main(["--dataset", str(dataset_folder), "--out", str(out), *TINY, *FLAGS]) == 0
     return out
 
 
@@ -35,7 +38,6 @@ def read_milestones(run: Path) -> dict[int, dict[str, torch.Tensor]]:
     found = {}
     for folder in sorted((run / "milestones").iterdir()):
         manifest = Checkpoint.model_validate_json((folder / "manifest.json").read_bytes())
-        assert manifest.milestone is not None
         assert manifest.step == 30 * manifest.milestone // 100
         assert {file.path for file in manifest.files} == {"model.safetensors", "state.json"}
         found[manifest.milestone] = load_weights(folder)
@@ -50,13 +52,13 @@ def test_run_keeps_bf16_weights_and_its_own_are_unchanged(run: Path, tiny_run: P
     assert all(torch.equal(ours[name], tensor) for name, tensor in whole.items())
 
 
-def test_resumed_run_writes_the_same_milestones(run: Path, train: Train) -> None:
-    before = read_milestones(run)
-    for folder in (get_checkpoint_path(run, 30), run / "milestones"):
+def test_resumed_run_writes_the_same_milestones(run: Path, train: Train, tmp_path: Path) -> None:
+    shutil.copytree(run, tmp_path / "run")
+    for folder in (get_checkpoint_path(tmp_path / "run", 30), tmp_path / "run" / "milestones"):
         shutil.rmtree(folder)
-    (run / "result.json").unlink()
-    assert train(run, *FLAGS) == 0
-    again = read_milestones(run)
+    (tmp_path / "run" / "result.json").unlink()
+    assert train(tmp_path / "run", *FLAGS) == 0
+    before, again = read_milestones(run), read_milestones(tmp_path / "run")
     assert list(again) == [80], "those after the checkpoint of step 20"
     assert all(torch.equal(again[80][name], tensor) for name, tensor in before[80].items())
 

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import torch
 
-from tests.support.interrupted_runs import train
-from tests.support.metrics_lines import numbers
+from tests.support.interrupted_runs import check_resume, train
+from tests.support.metrics_lines import lines
 from tests.support.tiny import TINY
-from trainer.checkpoint.store import find_latest_checkpoint, load_model
+from trainer.checkpoint.store import load_model
 from trainer.data.corpora import Document, open_corpus
 from trainer.data.dataset import Dataset, prepare_dataset
 from trainer.data.loader import IGNORE_INDEX, PACKINGS, iterate_in_order, load_packing
@@ -22,8 +22,7 @@ from trainer.data.shards import PROMPT_BIT
 from trainer.data.splits import cut_document
 from trainer.data.tokenizer import load_tokenizer
 from trainer.errors import CorpusError
-from trainer.models import gpt
-from trainer.training.objective import Objective
+from trainer.train import main
 
 pytestmark = pytest.mark.processes
 
@@ -57,21 +56,13 @@ def documents(dataset: Dataset, split: str = "train") -> list[np.ndarray]:
     return [part[1:] for part in np.split(tokens, np.flatnonzero(tokens == dataset.tokenizer.end_of_text))[1:]]
 
 
-def test_pair_splits_prompt_and_response(tmp_path: Path) -> None:
+def test_pair_splits_prompt_and_response_and_incomplete_ones_are_named(tmp_path: Path) -> None:
     records = [{"prompt": "Wer? ", "response": "Ich ä"}, {"text": "plain"}, {"prompt": "", "response": "x"}]
     found = list(open_corpus(write(tmp_path / "a.jsonl", records)))
-    lengths = [(document.text, document.prompt_length) for document in found]
-    assert lengths == [
-        ("Wer? Ich ä", 5),
-        ("plain", 0),
-        ("x", 0),
-    ]
-
-
-@pytest.mark.parametrize("record", [{"prompt": "a"}, {"response": "a"}, {"prompt": 1, "response": "a"}])
-def test_incomplete_pair_raises_and_names_line(tmp_path: Path, record: dict[str, Any]) -> None:
-    with pytest.raises(CorpusError, match=r'a.jsonl, line 1, has no "text", nor a "prompt" with a "response"'):
-        list(open_corpus(write(tmp_path / "a.jsonl", [record])))
+    assert [(each.text, each.prompt_length) for each in found] == [("Wer? Ich ä", 5), ("plain", 0), ("x", 0)]
+    for record in ({"prompt": "a"}, {"response": "a"}, {"prompt": 1, "response": "a"}):
+        with pytest.raises(CorpusError, match=r'a.jsonl, line 1, has no "text", nor a "prompt" with a "response"'):
+            list(open_corpus(write(tmp_path / "a.jsonl", [record])))
 
 
 def test_exactly_prompt_tokens_are_marked(dataset: Dataset) -> None:
@@ -84,16 +75,6 @@ def test_exactly_prompt_tokens_are_marked(dataset: Dataset) -> None:
         text = dataset.tokenizer.decode(ids.tolist())
         assert dataset.tokenizer.decode(ids[given].tolist()) == known[text]
         assert ids[given].tolist() == dataset.tokenizer.encode(known[text]), "the prompt alone has other tokens"
-
-
-def test_text_without_prompts_has_no_marks(dataset: Dataset, tmp_path: Path) -> None:
-    records = [{"text": pair["prompt"] + pair["response"]} for pair in pairs()]
-    plain = prepare_dataset(write(tmp_path / "a.jsonl", records), "bpe:300", tmp_path / "dataset")
-    assert (plain.manifest["format"], dataset.manifest["format"]) == (1, 2)
-    assert plain.hash != dataset.hash
-    assert plain.open_stream("train").read_tokens(0, 100).max() < 300
-    again = prepare_dataset(write(tmp_path / "pairs.jsonl", pairs()), "bpe:300", tmp_path / "again")
-    assert again.hash == dataset.hash
 
 
 def test_cut_pair_starts_with_prompt() -> None:
@@ -117,46 +98,15 @@ def test_prompt_targets_are_ignored_and_inputs_complete(dataset: Dataset, packin
         assert 0.1 < learned.float().mean() < 0.7
 
 
-def model() -> gpt.Model:
-    torch.manual_seed(0)
-    made = gpt.Model(gpt.Config(vocabulary_size=300, sequence_length=64, depth=2, width=32, heads=2))
-    with torch.no_grad():
-        for parameter in made.parameters():  # some parameters start at zero
-            parameter.add_(torch.randn_like(parameter), alpha=0.02)
-    return made
-
-
-def test_gradient_comes_from_responses_only(dataset: Dataset) -> None:
-    inputs, targets = load_packing("blocks")(dataset, "train", 4, 64, seed=1).next_batch()
-    ours, plain = model(), model()
-    Objective(ours)(inputs, targets).backward()
-    learned = targets != IGNORE_INDEX
-    picked = plain(inputs).float()[learned]
-    torch.nn.functional.cross_entropy(picked, targets[learned], reduction="sum").backward()
-    for mine, theirs in zip(ours.parameters(), plain.parameters(), strict=True):
-        if theirs.grad is not None and mine.grad is not None:
-            torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-4, atol=1e-4)
-
-
-FLAGS = ("--budget", "6steps", "--checkpoint-every", "2steps", "--train.micro-batch", "2", "--keep", "9")
-
-
 @pytest.mark.slow
 def test_run_on_pairs_resumes_exactly(dataset: Dataset, tmp_path: Path) -> None:
-    flags = (*FLAGS, "--dataset", dataset.folder)
-    assert train(tmp_path / "whole", *flags) == 0
-    assert train(tmp_path / "stopped", *flags, stop_after=3) == 130
-    assert train(tmp_path / "stopped", *flags) == 0
-    assert numbers(tmp_path / "stopped") == numbers(tmp_path / "whole")
-    last = [find_latest_checkpoint(tmp_path / name) for name in ("stopped", "whole")]
-    ours, theirs = ((folder / "model.safetensors").read_bytes() for folder in last if folder is not None)
-    assert ours == theirs
+    flags = ("--budget", "6steps", "--checkpoint-every", "2steps", "--train.micro-batch", "2", "--keep", "9")
+    check_resume(tmp_path, *flags, "--dataset", dataset.folder)
 
 
 def test_step_and_evaluation_average_over_learned_targets(dataset: Dataset, tmp_path: Path) -> None:
     assert train(tmp_path, "--budget", "1steps", "--dataset", dataset.folder) == 0
-    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    (step,) = (row["loss"] for row in rows if row["kind"] == "train")
+    (step,) = (row["loss"] for row in lines(tmp_path, "train"))
     # An untrained model predicts about 300 tokens with equal probability.
     assert step == pytest.approx(np.log(300), rel=0.1)
     result = json.loads((tmp_path / "result.json").read_text())
@@ -165,37 +115,24 @@ def test_step_and_evaluation_average_over_learned_targets(dataset: Dataset, tmp_
 
 def dev_loss(dataset: Dataset, run: Path) -> float:
     """Return the loss of the responses, in nats per token, on the part of dev that `TINY` evaluates."""
-    folder = find_latest_checkpoint(run)
-    assert folder is not None
     trained = load_model(run)
     text = torch.from_numpy(load_tokenizer(run / "tokenizer.json").byte_lengths()) > 0
-    length, tokens = (
-        int(TINY[TINY.index("--train.sequence-length") + 1]),
-        int(TINY[TINY.index("--train.dev-tokens") + 1]),
-    )
+    length, tokens = (int(TINY[TINY.index(f"--train.{name}") + 1]) for name in ("sequence-length", "dev-tokens"))
     nats: list[torch.Tensor] = []
     with torch.no_grad():
         for inputs, targets in iterate_in_order(dataset, "dev", 1, length, tokens // length):
-            log = torch.log_softmax(trained(inputs).float(), -1)[0]
-            y = targets[0]
-            nats += [
-                -log[place, token] for place, token in enumerate(y.tolist()) if token != IGNORE_INDEX and text[token]
-            ]
-    return float(torch.stack(nats).double().mean())
+            log, y = torch.log_softmax(trained(inputs).float(), -1)[0], targets[0]
+            is_counted = (y != IGNORE_INDEX) & text[y.clamp(min=0)]
+            nats.append(-log[is_counted, y[is_counted]])
+    return float(torch.cat(nats).double().mean())
 
 
 @pytest.mark.slow
 def test_step_on_two_devices_with_prompts_equals_single_device(dataset: Dataset, tmp_path: Path) -> None:
     """Devices have different numbers of learned targets. The step averages over the targets of all devices."""
-    from trainer.train import main
-
     flags = ["--dataset", str(dataset.folder), *TINY, "--budget", "1steps", "--seed", "3"]
-    steps = []
-    for devices in (1, 2):
-        out = tmp_path / str(devices)
-        assert main([*flags, "--out", str(out), "--devices", str(devices)]) == 0
-        rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-        steps += [row for row in rows if row["kind"] == "train"]
-    single, double = steps
+    for devices in ("1", "2"):
+        assert main([*flags, "--out", str(tmp_path / devices), "--devices", devices]) == 0
+    (single,), (double,) = (lines(tmp_path / devices, "train") for devices in ("1", "2"))
     assert double["loss"] == pytest.approx(single["loss"], rel=1e-5)
     assert double["gradient_norm"] == pytest.approx(single["gradient_norm"], rel=1e-4)

@@ -1,4 +1,4 @@
-"""Replays of a stretch of a run: bit-identical if the claimed weights are honest, and far from them otherwise."""
+"""Replays of stretches of a run: bit-identical if a node's checkpoints are honest, and far from them otherwise."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import random
 import shutil
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,89 +19,90 @@ import torch
 from safetensors.torch import save_file
 
 from tests.support.tiny import TINY
-from trainer.checkpoint.files import get_checkpoint_step, list_checkpoints
-from trainer.checkpoint.store import get_checkpoint_path
+from trainer.checkpoint.files import MANIFEST, get_checkpoint_step, list_checkpoints
+from trainer.checkpoint.store import describe_file
 from trainer.config.parsing import parse_config
 from trainer.optim import muon
-from trainer.scoring.compare_replay import (
-    MAX_DEVIATION,
-    CheckpointComparison,
-    ReplayComparison,
-    compare_checkpoints,
-    compare_weights,
-)
+from trainer.protocol import Checkpoint
+from trainer.protocol.files import OPTIMIZER_FILE, STATE_FILE
+from trainer.scoring.compare_replay import MAX_DEVIATION, ReplayComparison, compare_checkpoints, compare_weights
 from trainer.scoring.compare_replay import main as compare_command
+from trainer.train import main as train_command
 from trainer.training import loop
 from trainer.training.replay import apply_recorded_fields, main
 
-
-@pytest.fixture
-def run_replay(dataset_folder: Path, tmp_path: Path) -> Callable[..., CheckpointComparison]:
-    """Return a function that replays a run between two checkpoints (None: the first weights) and compares."""
-
-    def replay(start: Path | None, claimed: Path, budget: str, *flags: str) -> CheckpointComparison:
-        out = tmp_path / "again"
-        if start:
-            shutil.copytree(start, out / "checkpoints" / start.name)
-        state = json.loads((claimed / "state.json").read_text())
-        recorded = tmp_path / "recorded.json"
-        recorded.write_text(json.dumps({"clock": state["clock"], "train": state["identity"]["train"]}))
-        step = get_checkpoint_step(claimed)
-        words = ["--dataset", str(dataset_folder), "--out", str(out), "--budget", budget, *TINY, *flags]
-        assert main(["--until", str(step), "--recorded-state", str(recorded), *words]) == 0
-        folders = (start or get_checkpoint_path(out, 0), claimed, get_checkpoint_path(out, step))
-        return compare_checkpoints(*folders, start_is_replayed=start is None)
-
-    return replay
+INTERVALS = ("--checkpoint-every", "8steps", "--keep", "9")
 
 
-def get_two_checkpoints(run: Path) -> tuple[Path, Path]:
-    first, second, *_ = list_checkpoints(run)
-    return first, second
+def train(dataset: Path, out: Path, budget: str = "20steps") -> list[Path]:
+    """Train a tiny run; return its checkpoints."""
+    flags = ["--dataset", str(dataset), "--out", str(out), "--budget", budget, *INTERVALS, *TINY]
+    assert train_command(flags) == 0
+    return list_checkpoints(out)
+
+
+@pytest.fixture(scope="module")
+def checkpoints(dataset_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Those of steps 8, 16 and 20 of a run. For reading only."""
+    return train(dataset_folder, tmp_path_factory.mktemp("replay") / "run")
+
+
+def replay_steps(dataset: Path, out: Path, claimed: Path, budget: str, *steps: int) -> int:
+    """Replay up to some steps, from the checkpoint in `out` if there is one; return the exit code."""
+    state = json.loads((claimed / STATE_FILE).read_text())
+    recorded = out.parent / "recorded.json"
+    recorded.write_text(json.dumps({"clock": state["clock"], "train": state["identity"]["train"]}))
+    words = ["--dataset", str(dataset), "--out", str(out), "--budget", budget, *TINY]
+    return main(["--until", *map(str, steps), "--recorded-state", str(recorded), *words])
+
+
+def copy_start(start: Path, out: Path) -> Path:
+    """Copy a checkpoint to a run's folder, to replay from it."""
+    return Path(shutil.copytree(start, out / "checkpoints" / start.name))
+
+
+def set_clock(monkeypatch: pytest.MonkeyPatch, seconds: Callable[[], float]) -> None:
+    """Let each reading of a run's clock be later by so many seconds."""
+    ticks = itertools.accumulate(seconds() for _ in itertools.count())
+    monkeypatch.setattr(loop, "time", SimpleNamespace(perf_counter=lambda: next(ticks), monotonic=time.monotonic))
 
 
 @pytest.mark.slow
-def test_replay_from_first_weights_is_bit_identical(
-    train: Callable[..., int], run_replay: Callable[..., CheckpointComparison], tmp_path: Path
+def test_replay_of_stretches_from_first_weights_is_bit_identical(
+    checkpoints: list[Path], dataset_folder: Path, tmp_path: Path
 ) -> None:
-    run = tmp_path / "run"
-    train(run, "--budget", "20steps", "--checkpoint-every", "8steps", "--keep", "9")
-    first, _ = get_two_checkpoints(run)
-    assert run_replay(None, first, "20steps") == (True, 0.0, 0.0)
+    assert replay_steps(dataset_folder, tmp_path / "again", checkpoints[-1], "20steps", 8, 16, 20) == 0
+    start, *replayed = list_checkpoints(tmp_path / "again")
+    for claimed, ours in zip(checkpoints, replayed, strict=True):
+        assert compare_checkpoints(start, claimed, ours, start_is_replayed=True) == (True, 0.0, 0.0)
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("checkpoint")]
 
 
 @pytest.mark.slow
 def test_replay_of_budget_in_seconds_is_bit_identical(
-    train: Callable[..., int],
-    run_replay: Callable[..., CheckpointComparison],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    dataset_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The schedule depends on the seconds charged for each step, which the checkpoint has."""
     rng = random.Random(0)
-    ticks = itertools.accumulate(rng.uniform(0.01, 0.05) for _ in itertools.count())
-    monkeypatch.setattr(loop, "time", SimpleNamespace(perf_counter=lambda: next(ticks), monotonic=time.monotonic))
-    run = tmp_path / "run"
-    train(run, "--budget", "1s", "--checkpoint-every", "8steps", "--keep", "9")
-    first, second = get_two_checkpoints(run)
-    assert len(json.loads((second / "state.json").read_text())["clock"]) == get_checkpoint_step(second)
-    assert run_replay(first, second, "1s") == (True, 0.0, 0.0)
+    set_clock(monkeypatch, lambda: rng.uniform(0.01, 0.05))
+    first, second, *_ = train(dataset_folder, tmp_path / "run", "1s")
+    assert len(json.loads((second / STATE_FILE).read_text())["clock"]) == get_checkpoint_step(second)
+    start = copy_start(first, tmp_path / "again")
+    assert replay_steps(dataset_folder, tmp_path / "again", second, "1s", get_checkpoint_step(second)) == 0
+    assert compare_checkpoints(start, second, list_checkpoints(tmp_path / "again")[-1]) == (True, 0.0, 0.0)
 
 
 @pytest.mark.slow
 def test_replay_uses_recorded_machine_fields(
-    train: Callable[..., int],
-    run_replay: Callable[..., CheckpointComparison],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    dataset_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Muon in bf16 computes other numbers than on a processor without bf16."""
-    run = tmp_path / "run"
     monkeypatch.setattr(muon, "choose_precision", lambda device: "bf16")
-    train(run, "--budget", "20steps", "--checkpoint-every", "8steps", "--keep", "9")
+    first, second, _ = train(dataset_folder, tmp_path / "run")
     monkeypatch.setattr(muon, "choose_precision", lambda device: "fp32")
-    assert run_replay(*get_two_checkpoints(run), "20steps") == (True, 0.0, 0.0)
+    start = copy_start(first, tmp_path / "again")
+    assert replay_steps(dataset_folder, tmp_path / "again", second, "20steps", 16) == 0
+    assert compare_checkpoints(start, second, list_checkpoints(tmp_path / "again")[-1]) == (True, 0.0, 0.0)
 
 
 @pytest.mark.parametrize(
@@ -122,40 +123,29 @@ def test_recorded_fields_that_are_impossible_are_ignored(train: dict[str, Any], 
     assert changed.train == dataclasses.replace(config.train, muon_precision="bf16")
 
 
-@pytest.mark.slow
-def test_compare_replay_other_training_is_far(
-    train: Callable[..., int], run_replay: Callable[..., CheckpointComparison], tmp_path: Path
+@pytest.mark.parametrize(
+    ("ends", "start_is_replayed", "deviation"),
+    [
+        ((0.0, 2.0, 2.5), False, 0.25),
+        ((1e6, 2.0, 3.0), False, pytest.approx(0, abs=1e-5)),  # false first weights
+        ((1e6, 2.0, 3.0), True, 0.5),
+    ],
+)
+def test_distance_of_weights_is_relative_to_the_replayed_part(
+    ends: tuple[float, ...], start_is_replayed: bool, deviation: float, tmp_path: Path
 ) -> None:
-    for name, seed in (("run", 1), ("other", 2)):
-        train(tmp_path / name, "--budget", "20steps", "--checkpoint-every", "8steps", "--keep", "9", "--seed", seed)
-    first, second = get_two_checkpoints(tmp_path / "run")
-    shutil.copyfile(get_two_checkpoints(tmp_path / "other")[1] / "model.safetensors", second / "model.safetensors")
-    found = run_replay(first, second, "20steps")
-    assert not found.exact
-    assert found.deviation > 0.3
-
-
-def test_compare_replay_distance_is_relative_to_replayed_part(tmp_path: Path) -> None:
-    ends = {"start": 0.0, "claimed": 2.0, "run_replay": 2.5}
-    for name, value in ends.items():
-        save_file({"a": torch.full((4,), value), "b": torch.zeros(2)}, tmp_path / name)
-    start, claimed, replay = (tmp_path / name for name in ends)
-    assert compare_weights(start, claimed, replay) == ReplayComparison(exact=False, deviation=0.25)
-
-
-def test_compare_replay_false_first_weights_do_not_help(tmp_path: Path) -> None:
-    for name, value in {"start": 1e6, "claimed": 2.0, "run_replay": 3.0}.items():
-        save_file({"a": torch.full((4,), value)}, tmp_path / name)
-    start, claimed, replay = (tmp_path / name for name in ("start", "claimed", "run_replay"))
-    assert compare_weights(start, claimed, replay).deviation < 1e-5
-    assert compare_weights(start, claimed, replay, start_is_replayed=True).deviation == 0.5
+    paths = [tmp_path / name for name in ("start", "claimed", "replayed")]
+    for path, value in zip(paths, ends, strict=True):
+        save_file({"a": torch.full((4,), value), "b": torch.zeros(2)}, path)
+    found = compare_weights(*paths, start_is_replayed=start_is_replayed)
+    assert found == ReplayComparison(exact=False, deviation=deviation)
 
 
 @pytest.mark.parametrize("amiss", [{"a": torch.zeros(3)}, {"b": torch.zeros(4)}, {"a": torch.full((4,), torch.nan)}])
 def test_compare_replay_other_tensors_are_far(amiss: dict[str, torch.Tensor], tmp_path: Path) -> None:
-    for name, tensors in {"start": {"a": torch.zeros(4)}, "claimed": {"a": torch.ones(4)}, "run_replay": amiss}.items():
+    for name, tensors in {"start": {"a": torch.zeros(4)}, "claimed": {"a": torch.ones(4)}, "replayed": amiss}.items():
         save_file(tensors, tmp_path / name)
-    assert compare_weights(tmp_path / "start", tmp_path / "claimed", tmp_path / "run_replay").deviation == MAX_DEVIATION
+    assert compare_weights(tmp_path / "start", tmp_path / "claimed", tmp_path / "replayed").deviation == MAX_DEVIATION
 
 
 def test_compare_replay_invalid_file_prints_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -187,3 +177,115 @@ def test_replay_recorded_state_that_is_no_object_prints_one_line(
     file.write_text(content)
     assert main(["--until", "5", "--recorded-state", str(file)]) == 2
     assert "recorded.json is not a JSON object" in capsys.readouterr().err
+
+
+# --- checkpoints that a node has forged: what it charged, and the momenta that it trained with ------------------------
+
+
+def rewrite_manifest(folder: Path) -> None:
+    """Describe the files as they are now, as a node does that has changed them."""
+    manifest = Checkpoint.model_validate_json((folder / MANIFEST).read_bytes())
+    files = tuple(describe_file(folder / file.path) for file in manifest.files)
+    (folder / MANIFEST).write_text(manifest.model_copy(update={"files": files}).model_dump_json(exclude_none=True))
+
+
+def change_state(folder: Path, changes: Mapping[str, Any]) -> None:
+    state = json.loads((folder / STATE_FILE).read_text())
+    for name, value in changes.items():
+        state[name] = {**state[name], **value} if isinstance(value, Mapping) else value
+    (folder / STATE_FILE).write_text(json.dumps(state))
+    rewrite_manifest(folder)
+
+
+def change_momenta(folder: Path, factor: float) -> None:
+    optimizers = torch.load(folder / OPTIMIZER_FILE, weights_only=True)
+    for values in (values for optimizer in optimizers for values in optimizer["state"].values()):
+        for name in values.keys() & {"exp_avg", "momentum"}:
+            values[name] *= factor
+    torch.save(optimizers, folder / OPTIMIZER_FILE)
+    rewrite_manifest(folder)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("budget", "forgeries"),
+    [
+        ("20steps", [{"spent": {"steps": 0, "tokens": 0, "flops": 0.0}}, {"spent": {"tokens": 0}}]),
+        ("1s", [{"spent": {"seconds": 0.0}}, {"spent": {"seconds": 0.0}, "clock": []}]),
+    ],
+)
+def test_checkpoint_that_charges_less_than_its_steps_cannot_be_resumed(
+    budget: str,
+    forgeries: list[dict[str, Any]],
+    dataset_folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A node trained 315 steps and charged 90 with such checkpoints, and each replay of them was exact."""
+    set_clock(monkeypatch, lambda: 0.03)
+    first, second, *_ = train(dataset_folder, tmp_path / "run", budget)
+    for number, changes in enumerate([{}, *forgeries]):
+        out = tmp_path / f"again-{number}"
+        change_state(copy_start(first, out), changes)
+        assert replay_steps(dataset_folder, out, second, budget, 16) == (2 if changes else 0)
+
+
+@pytest.mark.slow
+def test_forged_momenta_are_found_at_both_checkpoints_of_a_pair(
+    checkpoints: list[Path], dataset_folder: Path, tmp_path: Path
+) -> None:
+    """Weights that forged momenta carry away train honestly from there: replays of single stretches were exact."""
+    middle = copy_start(checkpoints[0], tmp_path / "forged")
+    change_momenta(middle, -50)
+    copy_start(middle, tmp_path / "single")
+    _, end, _ = train(dataset_folder, tmp_path / "forged")
+
+    assert replay_steps(dataset_folder, tmp_path / "single", end, "20steps", 16) == 0
+    assert compare_checkpoints(middle, end, list_checkpoints(tmp_path / "single")[-1]) == (True, 0.0, 0.0)
+
+    assert replay_steps(dataset_folder, tmp_path / "pair", end, "20steps", 8, 16) == 0
+    start, replayed_middle, replayed_end = list_checkpoints(tmp_path / "pair")
+    found = compare_checkpoints(start, middle, replayed_middle, start_is_replayed=True)
+    assert found.deviation == 0
+    assert found.state_deviation > 0.5
+    found = compare_checkpoints(start, end, replayed_end, start_is_replayed=True)
+    assert found.deviation > 0.3
+    assert found.state_deviation > 0.3
+
+
+@pytest.mark.parametrize(
+    "forge",
+    [
+        lambda folder: (folder / STATE_FILE).unlink(),
+        lambda folder: (folder / STATE_FILE).write_text("[" * 100_000),
+        lambda folder: (folder / STATE_FILE).write_text('{"spikes": "none"}'),
+        lambda folder: change_state(folder, {"spikes": {"norms": [10**400]}}),
+        lambda folder: (folder / OPTIMIZER_FILE).unlink(),
+        lambda folder: (folder / OPTIMIZER_FILE).write_bytes(b""),
+        lambda folder: (folder / OPTIMIZER_FILE).write_bytes(b"no tensors"),
+        lambda folder: change_momenta(folder, float("nan")),
+        lambda folder: change_state(folder, {"spent": {"flops": 1.0}}),
+        lambda folder: change_state(folder, {"loader": {"position": 0}}),
+        lambda folder: change_state(folder, {"spikes": {"skipped": "9"}}),
+        lambda folder: change_state(folder, {"spikes": {"skipped": 10**400}}),
+    ],
+)
+def test_forged_part_of_a_checkpoint_is_far(forge: Callable[[Path], Any], tiny_run: Path, tmp_path: Path) -> None:
+    honest, start = list_checkpoints(tiny_run)
+    shutil.copytree(honest, tmp_path / "claimed")
+    assert compare_checkpoints(start, tmp_path / "claimed", honest) == (True, 0.0, 0.0)
+    forge(tmp_path / "claimed")
+    found = compare_checkpoints(start, tmp_path / "claimed", honest)
+    assert not found.exact
+    assert found.state_deviation == MAX_DEVIATION
+
+
+@pytest.mark.parametrize(("skipped", "deviation"), [(1, 0.05), (20, 1.0)])
+def test_counter_of_a_checkpoint_counts_by_the_steps_of_the_run(
+    skipped: int, deviation: float, tiny_run: Path, tmp_path: Path
+) -> None:
+    """Another machine's rounding may skip one gradient more."""
+    honest, start = list_checkpoints(tiny_run)
+    shutil.copytree(honest, tmp_path / "claimed")
+    change_state(tmp_path / "claimed", {"spikes": {"skipped": skipped}})
+    assert compare_checkpoints(start, tmp_path / "claimed", honest) == (False, 0.0, deviation)

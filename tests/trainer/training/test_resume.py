@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
@@ -14,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.metrics_lines import CLOCK, lines
 from tests.support.tiny import TINY
 from tests.support.waits import WAIT_SECONDS
 from trainer.checkpoint.files import get_checkpoint_step, list_checkpoints
@@ -44,9 +44,7 @@ def wait_for_checkpoint(process: subprocess.Popen[bytes], out: Path, after: int 
 
 
 def rows(out: Path) -> list[dict[str, Any]]:
-    clock = ("seconds", "tokens_per_second", "memory_bytes", "mfu", "mfu_windowed")
-    found = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    return [{name: value for name, value in row.items() if name not in clock} for row in found]
+    return [{name: value for name, value in row.items() if name not in CLOCK} for row in lines(out)]
 
 
 def finish(process: subprocess.Popen[bytes]) -> None:
@@ -83,10 +81,8 @@ def test_stopped_run_saves_checkpoint(dataset_folder: Path, tmp_path: Path, whol
     process.send_signal(signal.SIGTERM)
     _, errors = process.communicate(timeout=WAIT_SECONDS)
     assert process.returncode == 130, errors.decode()
-    kept = find_latest_checkpoint(tmp_path)
-    assert kept is not None
     # Not every step has a line. The lines up to the checkpoint's step equal those of the whole run.
-    last = get_checkpoint_step(kept)
+    last = get_checkpoint_step(find_latest_checkpoint(tmp_path))  # type: ignore[arg-type]
     assert rows(tmp_path)[-1]["step"] <= last
     assert rows(tmp_path) == [row for row in rows(whole_run) if row["step"] <= last]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import random
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import numpy as np
@@ -13,10 +12,9 @@ import pytest
 import torch
 
 from tests.support import failing_models
-from tests.support.interrupted_runs import train
+from tests.support.interrupted_runs import check_resume, train
 from tests.support.metrics_lines import lines, numbers
-from tests.support.tiny import TINY, TINY_TRAINING
-from trainer.checkpoint.store import find_latest_checkpoint
+from tests.support.tiny import TINY_TRACED, TINY_TRAINING
 from trainer.config.train_config import ConfigError
 from trainer.models import ARCHITECTURES
 from trainer.optim import muon
@@ -57,14 +55,7 @@ OPTIONS = {
 @pytest.mark.slow
 @pytest.mark.parametrize("option", OPTIONS)
 def test_stopped_run_with_option_resumes_exactly(option: str, dataset_folder: Path, tmp_path: Path) -> None:
-    flags = (*FLAGS, "--dataset", dataset_folder, *OPTIONS[option])
-    assert train(tmp_path / "whole", *flags) == 0
-    assert train(tmp_path / "stopped", *flags, stop_after=2) == 130
-    assert train(tmp_path / "stopped", *flags) == 0
-    assert numbers(tmp_path / "stopped") == numbers(tmp_path / "whole")
-    last = [find_latest_checkpoint(tmp_path / run) for run in ("stopped", "whole")]
-    stopped, whole = ((folder / "model.safetensors").read_bytes() for folder in last if folder is not None)
-    assert stopped == whole
+    check_resume(tmp_path, *FLAGS, "--dataset", dataset_folder, *OPTIONS[option], stop_after=2)
 
 
 def test_run_with_dropout_resumes_exactly_where_other_gpus_are_visible(
@@ -100,22 +91,14 @@ def test_processes_and_steps_draw_different_random_numbers() -> None:
 def test_finetuning_resumes_exactly(
     adapters: tuple[str, ...], tiny_run: Path, dataset_folder: Path, tmp_path: Path
 ) -> None:
-    flags = (*FLAGS, "--dataset", dataset_folder, "--from", tiny_run, *adapters)
-    assert train(tmp_path / "whole", *flags) == 0
-    assert train(tmp_path / "stopped", *flags, stop_after=3) == 130
-    assert train(tmp_path / "stopped", *flags) == 0
-    assert numbers(tmp_path / "stopped") == numbers(tmp_path / "whole")
+    check_resume(tmp_path, *FLAGS, "--dataset", dataset_folder, "--from", tiny_run, *adapters)
 
 
 @pytest.mark.slow
 def test_compiled_run_resumes_exactly(dataset_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The resumed process compiles again or uses the compiler's cache, with the same code."""
     monkeypatch.setattr(compilation, "BACKEND", "aot_eager")
-    flags = (*FLAGS, "--dataset", dataset_folder, "--train.compile", "true")
-    assert train(tmp_path / "whole", *flags) == 0
-    assert train(tmp_path / "stopped", *flags, stop_after=3) == 130
-    assert train(tmp_path / "stopped", *flags) == 0
-    assert numbers(tmp_path / "stopped") == numbers(tmp_path / "whole")
+    check_resume(tmp_path, *FLAGS, "--dataset", dataset_folder, "--train.compile", "true")
     assert json.loads((tmp_path / "whole" / "result.json").read_text())["compile_seconds"] > 0
 
 
@@ -134,12 +117,11 @@ def test_resume_on_a_smaller_machine_takes_fewer_rows_at_the_same_price(
     dataset_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A pass costs a graph's tables as much for one row as for four. A larger machine takes more rows again."""
-    tiny = tuple(flag for flag in TINY if flag != "--eager")
     flags = (*FLAGS, "--dataset", dataset_folder, "--budget", "2.3e8flops", "--train.micro-batch", "4")
     prices, rows = set(), []
     for fitting, stop_after in ((99, 2), (1, 2), (99, None)):
         monkeypatch.setattr(loop, "choose_cpu_micro_batch", lambda *arguments, fitting=fitting: fitting)
-        assert train(tmp_path, *flags, tiny=tiny, stop_after=stop_after) == (130 if stop_after else 0)
+        assert train(tmp_path, *flags, tiny=TINY_TRACED, stop_after=stop_after) == (130 if stop_after else 0)
         run = json.loads((tmp_path / "run.json").read_text())
         prices.add(run["flops_per_token"])
         rows.append(run["identity"]["train"]["micro_batch"])
@@ -149,19 +131,6 @@ def test_resume_on_a_smaller_machine_takes_fewer_rows_at_the_same_price(
     assert [row["flops"] for row in found] == [row["tokens"] * price for row in found]
     assert [row["fraction"] for row in found] == pytest.approx([row["step"] / found[-1]["step"] for row in found])
     assert found[-1]["step"] > 4
-
-
-def test_search_reserves_what_optimizers_will_allocate_and_no_more_when_it_resumes() -> None:
-    model = torch.nn.Linear(10, 10)
-    optimizer = torch.optim.AdamW(model.parameters())
-    resolved = SimpleNamespace(rows_per_device=1, sequence_length=1)
-    run: Any = SimpleNamespace(
-        model=model, optimizers=[optimizer], resolved=resolved, objective=SimpleNamespace(memories=[])
-    )
-    assert compilation.count_missing_state_bytes(run) == 2 * 4 * 110
-    model(torch.ones(1, 10)).sum().backward()
-    optimizer.step()
-    assert compilation.count_missing_state_bytes(run) == 0
 
 
 def test_machine_fields_stay_with_run(dataset_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

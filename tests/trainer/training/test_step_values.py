@@ -1,4 +1,4 @@
-"""Loss and norm of a step are read one step late, and weights do not see what is found then."""
+"""Loss and norm of a step are read one step late, weights do not see what is found then, and spikes are skipped."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from tests.support.metrics_lines import lines, numbers
+from tests.support.metrics_lines import lines
 from trainer.checkpoint.files import list_checkpoints
 from trainer.distributed.devices import compute_gradient_norm
-from trainer.errors import GraphFaultError
+from trainer.errors import GraphFaultError, ModelError
 from trainer.ops.devices import DeferredRead
 from trainer.training import loop
-from trainer.training.run import MIN_NORMS, GradientSpikeFilter, StepValues
+from trainer.training.run import MAX_IN_A_ROW, MIN_NORMS, SPIKE_FACTOR, GradientSpikeFilter, StepValues
 
 Train = Callable[..., int]
 
@@ -48,24 +48,6 @@ def test_loss_is_read_while_the_next_step_is_computed(
     assert events == ["passes", "update", *["passes", "read", "update"] * 3, "read"]
     (line,) = lines(tmp_path, "train")
     assert line["step"] == 4
-
-
-def test_train_lines_are_those_of_reading_each_step_at_once(
-    train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    flags = ("--budget", "12steps", "--recipe.clip", "0.5")
-    monkeypatch.setattr(loop, "TRAIN_LINES", 4)
-    assert train(tmp_path / "late", *flags) == 0
-    read_late = loop.train_step
-
-    def read_at_once(*arguments: Any, **options: Any) -> StepValues:
-        values = read_late(*arguments, **options)
-        values.read()
-        return values
-
-    monkeypatch.setattr(loop, "train_step", read_at_once)
-    assert train(tmp_path / "early", *flags) == 0
-    assert numbers(tmp_path / "late") == numbers(tmp_path / "early")
 
 
 @pytest.mark.parametrize("is_checkpointed", [False, True], ids=["late", "before a checkpoint"])
@@ -124,7 +106,6 @@ def test_gradient_norm_is_in_fp32_whatever_the_gradients_are() -> None:
     for parameter in parameters:
         parameter.grad = torch.randn(1000).to(parameter.dtype)
     norm = compute_gradient_norm(parameters)
-    assert norm is not None
     wanted = torch.cat([parameter.grad.double() for parameter in parameters if parameter.grad is not None]).norm()
     torch.testing.assert_close(norm.double(), wanted, rtol=1e-6, atol=0)
 
@@ -158,3 +139,57 @@ def test_seconds_of_waiting_are_charged_to_the_step_that_is_read(
     for folder in list_checkpoints(tmp_path):
         state = json.loads((folder / "state.json").read_text())
         assert sum(state["clock"]) / 1e6 == pytest.approx(state["spent"]["seconds"])
+
+
+def build_filter(mode: str = "skip") -> GradientSpikeFilter:
+    spike_filter = GradientSpikeFilter(mode)  # type: ignore[arg-type]
+    assert all(spike_filter.accept(1.0 + step % 3 / 10, step) for step in range(MIN_NORMS))
+    return spike_filter
+
+
+def test_spike_is_skipped_and_counted() -> None:
+    assert all(GradientSpikeFilter("skip").accept(norm, step) for step, norm in enumerate((1.0, 1e6))), "the first ones"
+    assert build_filter("off").accept(1e9, 1)
+    spike_filter = build_filter()
+    assert spike_filter.accept(SPIKE_FACTOR * 0.9, 1)
+    assert not spike_filter.accept(SPIKE_FACTOR * 2, 2)
+    assert spike_filter.accept(1.0, 3)
+    assert spike_filter.skipped == 1
+
+
+def test_many_spikes_in_a_row_raise_and_in_stop_mode_the_first() -> None:
+    spike_filter = build_filter()
+    assert not any(spike_filter.accept(100.0, step) for step in range(MAX_IN_A_ROW - 1))
+    with pytest.raises(ModelError, match=r"at step 9 is 100, the median 1\.1, 10 times in a row: training diverged"):
+        spike_filter.accept(100.0, 9)
+    with pytest.raises(ModelError, match=r"at step 7 is 100, the median 1\.1: training diverged"):
+        build_filter("stop").accept(100.0, 7)
+
+
+def test_median_follows_slow_growth() -> None:
+    spike_filter = build_filter()
+    assert all(spike_filter.accept(1.05**step, step) for step in range(200))
+
+
+def test_spike_filter_state_dict_round_trip() -> None:
+    spike_filter, other = build_filter(), GradientSpikeFilter("skip")
+    spike_filter.accept(100.0, 1)
+    other.load_state_dict(spike_filter.state_dict())
+    assert other == spike_filter
+
+
+@pytest.mark.parametrize(("clip", "skipped"), [(None, 1), (1.0, 0)])
+def test_spike_of_a_clipped_gradient_is_no_spike(
+    clip: float | None, skipped: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, fabric = torch.nn.Linear(1, 1, bias=False), SimpleNamespace(world_size=1)
+
+    def accumulate(*arguments: object) -> torch.Tensor:
+        model.weight.grad = torch.full((1, 1), 1000.0)
+        return torch.tensor(1.0)
+
+    monkeypatch.setattr(loop, "accumulate_gradients", accumulate)
+    spike_filter, optimizer = build_filter(), torch.optim.SGD(model.parameters(), 0.1)
+    batch = (torch.zeros(1, 1), torch.zeros(1, 1))
+    loop.train_step(fabric, model, [optimizer], batch, 1, spike_filter, clip).read()
+    assert spike_filter.skipped == skipped

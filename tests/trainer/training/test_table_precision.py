@@ -1,4 +1,4 @@
-"""Runs whose embeddings are in bf16: exact when resumed and replayed, and scored as others."""
+"""The precision of a run, and embeddings in bf16: exact when resumed and replayed, and scored as others."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ from trainer.accounting.training_size import compute_model_size
 from trainer.checkpoint.files import list_checkpoints
 from trainer.checkpoint.graph_weights import load_graph_model
 from trainer.checkpoint.store import get_checkpoint_path
+from trainer.distributed.devices import DeviceError
 from trainer.graph.reading import read_traced
 from trainer.scoring.compare_replay import ReplayComparison, compare_weights
+from trainer.training import precision
 from trainer.training.replay import main as replay
 
 FLAGS = (
@@ -91,3 +93,44 @@ def test_tables_are_in_bf16_only_beside_products_in_bf16(precision: str, resolve
 
     config = parse_config(["--out", str(tmp_path), *FLAGS, *TABLES, "--train.precision", precision])
     assert resolve_config(config, "cpu").table_precision == resolved
+
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def measured_anew() -> None:
+    precision.choose_precision.cache_clear()
+
+
+@pytest.mark.parametrize(("fp32", "bf16", "chosen"), [(1.0, 3.0, "fp32"), (3.0, 1.0, "bf16"), (1.2, 1.0, "fp32")])
+def test_precision_on_cpu_is_bf16_only_if_much_faster(
+    fp32: float, bf16: float, chosen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times = iter([fp32, bf16] * precision.REPEATS)
+    monkeypatch.setattr(precision, "measure_seconds", lambda work: next(times))
+    assert precision.choose_precision(CPU, 1) == chosen
+
+
+@pytest.mark.parametrize(("supported", "chosen"), [(True, "bf16"), (False, "fp32")])
+def test_precision_on_cuda_is_bf16_where_supported_untimed(
+    supported: bool, chosen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        torch.cuda, "is_bf16_supported", lambda including_emulation=True: supported or including_emulation
+    )
+    monkeypatch.setattr(precision, "measure_seconds", lambda work: pytest.fail("a GPU is not timed"))
+    assert precision.choose_precision(torch.device("cuda"), 1) == chosen
+
+
+def test_precision_is_measured_once_without_side_effects(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = torch.get_rng_state()
+    first = precision.choose_precision(CPU, 1)
+    assert torch.equal(before, torch.get_rng_state())
+    monkeypatch.setattr(precision, "measure_seconds", lambda work: pytest.fail("measured again"))
+    assert precision.choose_precision(CPU, 1) == first
+
+
+def test_fp8_without_gpu_is_rejected() -> None:
+    with pytest.raises(DeviceError, match="fp8 needs a GPU"):
+        precision.check_fp8("cpu")

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import io
 import json
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from benchmarks.cheats import forged_files
 from tests.support import failing_models
 from tests.support.metrics_lines import CLOCK, lines
-from tests.support.tiny import TINY
+from tests.support.tiny import TINY, TINY_TRACED, TRACED_TRAINING
 from trainer.checkpoint.store import get_checkpoint_path
 from trainer.cli.main import main
 from trainer.graph import trace
@@ -22,26 +21,18 @@ from trainer.graph.model import GraphModel
 from trainer.graph.reading import read_traced
 from trainer.models import ARCHITECTURES
 from trainer.scoring.compare_replay import compare_weights
+from trainer.train import main as train
 from trainer.training import model_sources, replay
 from trainer.training.checkpointing import write_graph_files
 
 pytestmark = pytest.mark.processes
 
-TRACED = tuple(flag for flag in TINY if flag != "--eager")
 BUDGET = ("--budget", "6steps", "--checkpoint-every", "3steps", "--keep", "9")
 
 
 @pytest.fixture(scope="module")
 def flags(dataset_folder: Path) -> list[str]:
-    return ["--dataset", str(dataset_folder), *TRACED, *BUDGET]
-
-
-@pytest.fixture(scope="module")
-def traced_run(flags: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a finished run of graphs. For reading only."""
-    out = tmp_path_factory.mktemp("traced") / "run"
-    assert main(["train", *flags, "--out", str(out)]) == 0
-    return out
+    return ["--dataset", str(dataset_folder), *TINY_TRACED, *BUDGET]
 
 
 def read_hash(run: Path) -> str | None:
@@ -118,14 +109,6 @@ def test_graph_is_counted_at_every_micro_batch_that_a_run_may_have(
     assert lines(tmp_path / "run", "train")[-1]["flops"] == lines(traced_run, "train")[-1]["flops"]
 
 
-def test_resumed_run_with_other_size_is_refused(
-    traced_run: Path, flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    copy_first_half(traced_run, tmp_path / "run")
-    assert main(["train", *flags, "--model.width", "64", "--out", str(tmp_path / "run")]) == 2
-    assert "holds a run with another model" in capsys.readouterr().err
-
-
 @pytest.mark.slow
 def test_resumed_eager_run_stays_eager(
     dataset_folder: Path, flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -146,58 +129,22 @@ def test_replay_of_traced_run_is_bit_identical(traced_run: Path, flags: list[str
     assert compare_weights(start / "model.safetensors", *ends).exact
 
 
-def test_sample_of_traced_run_prints_text(traced_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["sample", str(traced_run), "--prompt", "The cat", "--max-tokens", "4"]) == 0
-    assert capsys.readouterr().out.startswith("The cat")
-
-
-def test_chat_with_traced_run_answers(
-    traced_run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("sys.stdin", io.StringIO("The king\n"))
-    assert main(["chat", str(traced_run), "--max-tokens", "4"]) == 0
-    assert capsys.readouterr().out.strip()
-
-
-@pytest.mark.slow
-def test_score_of_traced_run_is_of_its_graphs(
-    traced_run: Path, dataset_folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["score", str(traced_run), "--dataset", str(dataset_folder), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["graph"] == read_hash(traced_run)
-
-
-def test_traced_random_buffer_of_complex128_is_refused_before_training(
-    flags: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setitem(ARCHITECTURES, "failing", "tests.support.failing_models")
-    monkeypatch.setattr(failing_models, "WAY", "random type")
-    assert main(["train", *flags[:2], *TRACED[2:], *BUDGET, "--arch", "failing", "--out", str(tmp_path)]) == 3
-    assert "the buffer table has the type complex128, which a checkpoint cannot hold" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
-    ("way", "reason"),
+    ("way", "reasons"),
     [
-        ("counting", "a graph is the same for all values"),
-        ("building", "KeyError: 'width'"),
+        ("counting", ["failing cannot be traced: ", "a graph is the same for all values", "--eager"]),
+        ("random type", ["the buffer table has the type complex128, which a checkpoint cannot hold"]),
     ],
 )
 def test_untraceable_architecture_fails_with_advice(
-    way: str,
-    reason: str,
-    flags: list[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    way: str, reasons: list[str], dataset_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
 ) -> None:
     monkeypatch.setitem(ARCHITECTURES, "failing", "tests.support.failing_models")
     monkeypatch.setattr(failing_models, "WAY", way)
-    assert main(["train", *flags[:2], *TRACED[2:], *BUDGET, "--arch", "failing", "--out", str(tmp_path)]) == 3
+    given = ["--dataset", str(dataset_folder), "--arch", "failing", "--out", str(tmp_path)]
+    assert main(["train", *given, *TRACED_TRAINING, *BUDGET]) == 3
     error = capsys.readouterr().err
-    assert "failing cannot be traced: " in error
-    assert reason in error
-    assert "--eager" in error
+    assert all(reason in error for reason in reasons)
     assert "Traceback" not in error
     assert json.loads((tmp_path / "failure.json").read_text())["cause"] == "model"
 
@@ -210,17 +157,52 @@ def test_untraceable_architecture_fails_with_advice(
     ],
 )
 def test_unsupported_option_trains_the_module(
-    options: tuple[str, ...], reason: str, flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    options: tuple[str, ...], reason: str, dataset_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    flags = [*flags[:2], *TRACED[:2], *TRACED[6:], *BUDGET, *options]
+    flags = ["--dataset", str(dataset_folder), "--model.depth", "2", *TRACED_TRAINING, *options]
     assert main(["train", *flags, "--budget", "1steps", "--out", str(tmp_path)]) == 0
     assert f"training the Python module ({reason})" in capsys.readouterr().err
 
 
-@pytest.mark.slow
-def test_two_processes_train_the_graphs_of_one(traced_run: Path, flags: list[str], tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "trainer.train", *flags, "--devices", "2", "--out", str(tmp_path)]
-    subprocess.run(command, check=True)
-    assert read_hash(tmp_path) == read_hash(traced_run)
-    losses = [[row["loss"] for row in lines(run, "dev")] for run in (traced_run, tmp_path)]
-    assert losses[0] == pytest.approx(losses[1], abs=0.01)  # Muon amplifies rounding
+@pytest.mark.parametrize(
+    ("flags", "reason"),
+    [
+        (("--train.sequence-length", "16"), "the graph was traced for sequence_length 32, and this run has 16"),
+        (("--model.depth", "3"), "graph fixes the model"),
+    ],
+)
+def test_graph_with_options_of_a_model_is_refused(
+    flags: tuple[str, ...], reason: str, traced_run: Path, dataset_folder: Path, tmp_path: Path, capsys
+) -> None:
+    given = ["--dataset", str(dataset_folder), "--out", str(tmp_path), "--graph", str(traced_run / "graph")]
+    assert train([*given, *TRACED_TRAINING, "--budget", "1steps", *flags]) == 2
+    assert reason in capsys.readouterr().err
+
+
+def test_run_pays_for_its_initialization(
+    traced_run: Path, dataset_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def multiply_matrices(append: forged_files.Append) -> None:
+        matrix = append("aten::randn", [400, 400])
+        for _ in range(5):
+            append("aten::mm", matrix, matrix)
+
+    plain_graph, costly_graph = traced_run / "graph", tmp_path / "costly"
+    shutil.copytree(plain_graph, costly_graph)
+    init = costly_graph / "init.json"
+    files = forged_files.edit_initialization(multiply_matrices)({"init.json": init.read_bytes()})
+    init.write_bytes(files["init.json"])
+    work, states = 5 * 2 * 400**3, []
+    for graph in (plain_graph, costly_graph):
+        out = tmp_path / f"run-{graph.name}"
+        flags = ["--dataset", str(dataset_folder), "--out", str(out), "--graph", str(graph), *TRACED_TRAINING]
+        assert train([*flags, "--budget", f"{work + 10**8}flops"]) == 0
+        states.append((json.loads((out / "run.json").read_text()), lines(out, "train")[-1]))
+    (plain, last), (paid, last_paid) = states
+    per_step = plain["flops_per_token"] * 4 * 32
+    assert paid["flops_per_token"] == plain["flops_per_token"]
+    assert last_paid["flops"] - last_paid["step"] * per_step == pytest.approx(work, rel=0.01)
+    assert last["step"] - last_paid["step"] == pytest.approx(work / per_step, abs=2)
+    (log, *_) = [line for line in capsys.readouterr().err.splitlines() if "FLOPs a token" in line]
+    assert "sequence_length 32" in log
+    assert "depth" not in log, "a graph has none"
