@@ -76,11 +76,21 @@ def test_submodule_is_refused(main_repository: Repository) -> None:
         fetch_mirror(main_repository).read_model_files(main_repository.git("rev-parse", "HEAD"))
 
 
-def test_binary_model_file_is_refused(main_repository: Repository) -> None:
-    for contents in (b"\x7fELF\x00\x01", b"\xff\xfe not utf-8", "# é".encode("latin-1")):
-        sha = main_repository.commit("A binary", {"trainer/models/kernel.so": contents})
-        with pytest.raises(RepositoryError, match=r"kernel\.so is not a text file"):
-            fetch_mirror(main_repository).read_model_files(sha)
+@pytest.mark.parametrize(
+    ("contents", "reason"),
+    [
+        (b"\x7fELF\x00\x01", "; entries may contain source code only."),
+        (b"\xff\xfe not utf-8", ": byte 0xff at offset 0 is not UTF-8."),
+        ("# é".encode("latin-1"), ": byte 0xe9 at offset 2 is not UTF-8."),
+    ],
+)
+def test_model_file_that_is_no_text_is_refused_with_its_place(
+    main_repository: Repository, contents: bytes, reason: str
+) -> None:
+    sha = main_repository.commit("A binary", {"trainer/models/kernel.so": contents})
+    with pytest.raises(RepositoryError) as error:
+        fetch_mirror(main_repository).read_model_files(sha)
+    assert str(error.value) == f"trainer/models/kernel.so is not a text file{reason}"
 
 
 def test_changed_files_are_listed_from_merge_base(main_repository: Repository, tmp_path: Path) -> None:
