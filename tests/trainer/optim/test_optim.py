@@ -145,7 +145,6 @@ def test_run_with_adamw8bit_without_package_prints_one_line(
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")  # bitsandbytes, when imported
 def test_adamw8bit_stays_near_adamw(tmp_path: Path) -> None:
-    pytest.importorskip("bitsandbytes")
     torch.manual_seed(0)
     # bitsandbytes keeps tensors of less than 4,096 numbers in 32 bits.
     model, peer = nn.Linear(128, 64, bias=False), nn.Linear(128, 64, bias=False)
