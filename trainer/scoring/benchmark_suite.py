@@ -233,7 +233,7 @@ def list_metrics(metrics: dict[str, Metrics], has_average: bool = True) -> dict[
 
 
 def parse_metrics(result: dict[str, Any]) -> Metrics:
-    """Join lm-eval's `acc,none` and `acc_stderr,none`. One question has no standard error: a share's largest is taken."""
+    """Join lm-eval's `acc,none` and `acc_stderr,none`. A single question gets the largest standard error of a share."""
     metrics: Metrics = {}
     for key, value in result.items():
         name, _, filtered = key.partition(",")
