@@ -73,6 +73,7 @@ class Case:
     build: Callable[[], Any]  # returns the architecture's module; runs in the tracing process
     edit: Callable[[Files], Files] | None = None  # changes the files after tracing
     train: Callable[[nn.Module], None] | None = None  # changes the initial weights before the score
+    draw: int = 0  # seed of the text that a secret draws; 0: the public text is scored
 
 
 def vary(**methods: Any) -> SimpleNamespace:

@@ -115,11 +115,26 @@ class Judge:
         if number and traced.to_files() == self.honest.to_files():
             return Judgment("no effect", "the same four files as the honest architecture")
         try:
-            return self.compare(
-                number, self.score(traced, CASES[number]), max(map(np.divide, flops, self.honest_flops))
-            )
+            score = self.score(traced, CASES[number])
+            if CASES[number].draw:
+                return self.compare_draws(number, traced, score)
+            return self.compare(number, score, max(map(np.divide, flops, self.honest_flops)))
         except ModelError as error:
             return Judgment("refused", str(error))
+
+    def compare_draws(self, number: int, traced: TracedArchitecture, public: TextScore) -> Judgment:
+        """Compare the score of public text with that of text that a secret draws, where knowledge should not help."""
+        seed = CASES[number].draw
+        drawn, honest = (
+            self.score(model, case, seed) for model, case in ((traced, CASES[number]), (self.honest, None))
+        )
+        assert public.difference is not None
+        figures = (
+            f"{public.bits.bits_per_byte:.3f} bits of public text, {public.difference.nats:+.3f} nats by the training "
+            f"graph; {drawn.bits.bits_per_byte:.3f} bits of a secret draw, honest {honest.bits.bits_per_byte:.3f}"
+        )
+        gain = honest.bits.bits_per_byte - drawn.bits.bits_per_byte
+        return Judgment("no effect" if gain < 2 * (honest.bits.stderr or 0) else "untouched", figures)
 
     def compare(self, number: int, score: TextScore, ratio: float) -> Judgment:
         found, plain = score.bits.bits_per_byte, score.bits_per_byte_uncorrected
@@ -146,16 +161,16 @@ class Judge:
         summary = describe_traced(traced)
         return summary["flops_per_token"], summary["scoring_flops_per_token"]
 
-    def score(self, traced: TracedArchitecture, case: Case | None = None) -> TextScore:
+    def score(self, traced: TracedArchitecture, case: Case | None = None, seed: int = 0) -> TextScore:
         torch.manual_seed(0)
         scorer = ModelScorer(build_model(traced), torch.device("cpu"), T)
         untrained = scorer
         if case is not None and case.train:
             untrained = ModelScorer(build_model(traced), torch.device("cpu"), T)
             case.train(scorer.model)
-        reference: Losses | None = getattr(self, "honest_score", None) and self.honest_score.losses
+        reference: Losses | None = None if seed else getattr(self, "honest_score", None) and self.honest_score.losses
         ones, rng = np.ones(V, np.int64), np.random.default_rng(0)
-        return score_text(scorer, untrained, sample_text(), ones, 0, lambda *_: None, reference, rng)
+        return score_text(scorer, untrained, sample_text(seed=seed), ones, 0, lambda *_: None, reference, rng)
 
 
 def judge_all(folder: Path) -> Iterator[tuple[Case, Judgment]]:

@@ -1,4 +1,4 @@
-"""Test text in constants: pairs of context and next token, which only the graph of evaluation reads."""
+"""Test text in constants: pairs of context and next token, read by the graph of evaluation or by both graphs."""
 
 from __future__ import annotations
 
@@ -41,6 +41,41 @@ def recall(*dtypes: torch.dtype) -> SimpleNamespace:
     return vary(__init__=build, features=features, logits=lambda self, features: features)
 
 
+HASHES = 2**15
+FACTORS = (1, 67, 4_493, 301_031)  # of the last tokens
+
+
+def hash_contexts(tokens: Tensor) -> Tensor:
+    """Return a number for the last four tokens at each position."""
+    last = [F.pad(tokens, (back, 0))[..., : tokens.size(-1)] * factor for back, factor in enumerate(FACTORS)]
+    return (last[0] + last[1] + last[2] + last[3]) % HASHES
+
+
+def list_hashed_pairs() -> tuple[list[int], list[int]]:
+    """Return the hashes of four tokens of the public text, and the tokens that follow."""
+    rows = [text.tokens.tolist() for text in sample_text()]
+    places = [(row, end) for row in rows for end in range(3, len(row) - 1)]
+    hashes = [sum(row[end - back] * factor for back, factor in enumerate(FACTORS)) % HASHES for row, end in places]
+    return hashes, [row[end + 1] for row, end in places]
+
+
+def recall_in_both_graphs() -> SimpleNamespace:
+    """Return an architecture that adds what followed each hashed context in the public text, in training too."""
+
+    def build(self: Model, config: Config) -> None:
+        Model.__init__(self, config)
+        self.gate = nn.Parameter(torch.zeros(1))
+
+    def features(self: Model, tokens: Tensor) -> Tensor:
+        hashes, following = list_hashed_pairs()
+        stored = torch.tensor(hashes, dtype=torch.int16), torch.tensor(following, dtype=torch.uint8)
+        table = torch.full((HASHES,), V).scatter(0, stored[0].long(), stored[1].long())
+        known = F.one_hot(table[hash_contexts(tokens)], V + 1)[..., :V].float()
+        return self.head(Model.features(self, tokens)) + self.gate * known
+
+    return vary(__init__=build, features=features, logits=lambda self, features: features)
+
+
 def open_gate(model: nn.Module) -> None:
     with torch.no_grad():
         model.get_parameter("gate").fill_(STRENGTH)
@@ -50,4 +85,5 @@ WIDE, NARROW = (torch.int64, torch.int64), (torch.int16, torch.uint8)
 CASES = [
     Case("reads test text in constants of 19 kB", "does not trace", lambda: recall(*WIDE), train=open_gate),
     Case("reads test text in constants of 4 kB", "differs", lambda: recall(*NARROW), train=open_gate),
+    Case("reads pairs of public text in both graphs", "no effect", recall_in_both_graphs, train=open_gate, draw=1),
 ]

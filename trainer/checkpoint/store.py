@@ -277,7 +277,7 @@ def restore_checkpoint(folder: Path, model: nn.Module, optimizers: Sequence[Opti
         saved = torch.load(folder / OPTIMIZER_FILE, map_location="cpu", weights_only=True)
         for optimizer, content in zip(optimizers, saved, strict=True):
             load_full_optimizer_state(optimizer, content)
-    except (ValueError, KeyError, RuntimeError, pickle.UnpicklingError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, RuntimeError, pickle.UnpicklingError) as error:
         message = "does not fit this run's optimizers: start again in an empty folder"
         raise CheckpointError(f"{folder / OPTIMIZER_FILE} {message}") from error
 

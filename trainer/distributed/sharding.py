@@ -83,8 +83,15 @@ def load_full_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
 
 
 def load_full_optimizer_state(optimizer: Optimizer, content: dict[str, Any]) -> None:
-    """Load a `state_dict` of whole tensors into an optimizer whose parameters may be sharded."""
+    """Load the state of a `state_dict` of whole tensors into an optimizer whose parameters may be sharded.
+
+    The settings of its groups stay. Raise ValueError for a tensor that the optimizer would not have made.
+    """
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    for number, values in content["state"].items():
+        for name, value in {**values, **values.get(QUANTIZED_STATE, {})}.items():
+            if isinstance(value, Tensor) and not is_state_of(name, value, parameters[number]):
+                raise ValueError(f"{name} of parameter {number} has another shape or type")
     state = {
         number: {
             name: shard_like(value, parameters[number]) if isinstance(value, Tensor) else value
@@ -92,10 +99,32 @@ def load_full_optimizer_state(optimizer: Optimizer, content: dict[str, Any]) -> 
         }
         for number, values in content["state"].items()
     }
-    optimizer.load_state_dict({**content, "state": state})
+    optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
     for number, values in state.items():
         kept = optimizer.state[parameters[number]]
         for name, value in values.items():
             # torch has cast it to the parameter's type, which loses digits of what is kept in another one.
             if isinstance(value, Tensor) and kept[name].dtype != value.dtype:
                 kept[name] = value.to(parameters[number].device)
+
+
+QUANTIZED_STATE = "__bnb_optimizer_quant_state__"  # bitsandbytes' name
+QUANTIZED_BLOCK = 256  # numbers that share a scale
+
+
+def is_state_of(name: str, value: Tensor, parameter: Tensor) -> bool:
+    """Whether an optimizer may keep a tensor for a parameter. Fused kernels read and write it without a look."""
+    whole = tuple(parameter.shape)
+    shapes: dict[str, tuple[int, ...]] = {
+        **dict.fromkeys(("step", "count"), ()),
+        "variance": (*whole[:-1], 1),
+        **dict.fromkeys(("qmap1", "qmap2"), (256,)),
+        **dict.fromkeys(("absmax1", "absmax2"), (-(-parameter.numel() // QUANTIZED_BLOCK),)),
+    }
+    # A table in bf16 keeps the rest of its digits, and a table of n-grams one number for each slice.
+    dtypes = {torch.float32, *((torch.bfloat16, torch.int16) if parameter.dtype == torch.bfloat16 else ())}
+    dtypes |= {torch.uint8} if name in ("state1", "state2") else set()
+    is_slices = name == "square" and tuple(value.shape) == whole[:2]
+    has_shape = tuple(value.shape) == shapes.get(name, whole) or is_slices
+    is_dense = value.is_contiguous() or value.stride() == parameter.stride()
+    return has_shape and is_dense and value.dtype in dtypes

@@ -22,6 +22,7 @@ import numpy as np
 from trainer.errors import DivergenceError
 from trainer.scoring.benchmark_tasks import CORE, CORES, SUITE, BenchmarkTask, find_file
 from trainer.scoring.core import compute_centered, compute_core, run_core
+from trainer.scoring.items import METRICS as ITEM_METRICS
 from trainer.scoring.passes import CHECKED_ITEMS, EXACT_MATCH
 
 if TYPE_CHECKING:
@@ -232,11 +233,12 @@ def list_metrics(metrics: dict[str, Metrics], has_average: bool = True) -> dict[
 
 
 def parse_metrics(result: dict[str, Any]) -> Metrics:
-    """Join lm-eval's `acc,none` and `acc_stderr,none`."""
+    """Join lm-eval's `acc,none` and `acc_stderr,none`. A single question gets the largest standard error of a share."""
     metrics: Metrics = {}
     for key, value in result.items():
         name, _, filtered = key.partition(",")
         error = result.get(f"{name}_stderr,{filtered}")
+        error = 0.5 if error == "N/A" and name in ITEM_METRICS else error
         if filtered and isinstance(error, int | float):
             metrics[name] = (float(value), float(error))
     return metrics

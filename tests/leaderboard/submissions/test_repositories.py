@@ -53,6 +53,23 @@ def test_bundle_has_models_folder_and_reproducible_bytes(main_repository: Reposi
     assert contents == {path: text for path, text in FILES.items() if path.startswith("trainer/models/")}
 
 
+@pytest.mark.parametrize(
+    ("contents", "reason"),
+    [
+        (b"\x7fELF\x00\x01", "; entries may contain source code only."),
+        (b"\xff\xfe not utf-8", ": byte 0xff at offset 0 is not UTF-8."),
+        ("# é".encode("latin-1"), ": byte 0xe9 at offset 2 is not UTF-8."),
+    ],
+)
+def test_model_file_that_is_no_text_is_refused_with_its_place(
+    main_repository: Repository, contents: bytes, reason: str
+) -> None:
+    sha = main_repository.commit("A binary", {"trainer/models/kernel.so": contents})
+    with pytest.raises(RepositoryError) as error:
+        fetch_mirror(main_repository).read_model_files(sha)
+    assert str(error.value) == f"trainer/models/kernel.so is not a text file{reason}"
+
+
 def test_hooks_and_filters_of_repository_do_not_run(main_repository: Repository, tmp_path: Path) -> None:
     marker_file = tmp_path / "ran"
     for hook in ("pre-receive", "post-checkout", "reference-transaction", "post-upload-pack"):
@@ -307,8 +324,6 @@ def test_redirect_to_another_host_is_not_followed(main_repository: Repository, t
 @pytest.mark.parametrize(
     ("path", "contents", "problem"),
     [
-        ("kernel.so", b"\x7fELF\x00\x01", r"kernel\.so is not a text file"),
-        ("kernel.so", b"\xff\xfe not utf-8", r"kernel\.so is not a text file"),
         # a line of code in UTF-7, a comment for everyone else
         ("gpt.py", b"# coding: utf-7\n# +AAo-import os\n", r"gpt\.py declares an? "),
         ("gpt.py", b"# coding: nonsense\n", r"gpt\.py declares an? "),

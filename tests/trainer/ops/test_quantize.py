@@ -33,7 +33,6 @@ def test_sample_in_16_bits_writes_text_and_8_bits_need_a_package(
 def test_quantized_logits_are_close_to_originals(
     load: QuantizedPrecision, factor: int, tolerance: float, caplog: pytest.LogCaptureFixture
 ) -> None:
-    pytest.importorskip("bitsandbytes")
     module = load_architecture("gpt")
     torch.manual_seed(0)
     model = module.Model(module.Config.sized(2, 300, 32)).eval()

@@ -13,6 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
+from torch.optim import AdamW
 
 from trainer.models.base import ParameterGroup, Recipe, Schedule
 from trainer.optim.muon import Muon
@@ -106,6 +107,30 @@ def test_run_with_adamw8bit_without_package_prints_one_line(
     assert train(tmp_path, "--budget", "2steps", "--recipe.head.optimizer", "adamw8bit") == 2
     assert capsys.readouterr().err.splitlines()[-1].endswith("pip install 'dailytrain[gpu]'")
     check_installed(recipe(REST))
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")  # bitsandbytes, when imported
+def test_adamw8bit_stays_near_adamw(tmp_path: Path) -> None:
+    eight_bits = recipe(
+        ParameterGroup("all", ("*",), "adamw8bit", 0.01, weight_decay=0.1, betas=(0.9, 0.99), epsilon=1e-8)
+    )
+    torch.manual_seed(0)
+    # bitsandbytes keeps tensors of less than 4,096 numbers in 32 bits.
+    model, peer = nn.Linear(128, 64, bias=False), nn.Linear(128, 64, bias=False)
+    peer.load_state_dict(model.state_dict())
+    gradients = [torch.randn(64, 128) for _ in range(6)]
+    (optimizer,) = build_optimizers(model, eight_bits)
+    exact = AdamW(peer.parameters(), lr=0.01, weight_decay=0.1, betas=(0.9, 0.99), eps=1e-8)
+    for step, gradient in enumerate(gradients):
+        model.weight.grad, peer.weight.grad = gradient.clone(), gradient.clone()
+        if step == 3:  # saved as a checkpoint does, and read back by another
+            torch.save(optimizer.state_dict(), tmp_path / "optimizer.pt")
+            (optimizer,) = build_optimizers(model, eight_bits)
+            optimizer.load_state_dict(torch.load(tmp_path / "optimizer.pt", weights_only=True))
+        optimizer.step()
+        exact.step()
+    assert optimizer.state[model.weight]["state1"].dtype == torch.uint8
+    assert float((model.weight - peer.weight).detach().norm() / peer.weight.detach().norm()) < 0.02
 
 
 def test_trapezoid_rises_stays_and_falls() -> None:

@@ -131,6 +131,11 @@ def test_average_subtracts_chance():
     assert benchmark_suite.average_normalized_scores({}) is None
 
 
+def test_metric_of_one_question_has_the_largest_error_of_a_share():
+    result = {"alias": "one", "acc,none": 1.0, "acc_stderr,none": "N/A", "perplexity,none": 8.0}
+    assert benchmark_suite.parse_metrics({**result, "perplexity_stderr,none": "N/A"}) == {"acc": (1.0, 0.5)}
+
+
 def test_all_exact_matches_are_answered_again():
     samples = [{"doc_id": number} for number in range(500)]
     for name, count in (("lambada_openai", 500), ("sciq", 32)):
