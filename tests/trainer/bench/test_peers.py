@@ -77,7 +77,7 @@ class GPT(nn.Module):
 class Constant:
     """A contender whose loss never changes."""
 
-    flops_per_token, parameters, steps = 1e6, 0, 5
+    flops_per_token, parameters, steps, parts = 1e6, 0, 5, ()
 
     def __init__(self, plan: Plan, memory_rows: int = 0) -> None:
         self.plan = plan
@@ -195,17 +195,53 @@ def test_main_without_text_says_what_to_set(checkout: Path, monkeypatch: pytest.
 
 def test_trainer_does_not_repeat_a_finished_run(dataset_folder: Path, tmp_path: Path) -> None:
     reported: list[str] = []
-    trainer = Trainer(tmp_path / "results.json", Dataset.open(dataset_folder), reported.append)
+    trainer = Trainer(tmp_path / "results.jsonl", Dataset.open(dataset_folder), reported.append)
     entry = Entry("constant", Constant, "source")
     rows = [trainer.run(entry, SIZE, 1.0, 1, Factors(), 2, "ladder") for _ in range(2)]
     assert rows[0] == rows[1]
     assert len(reported) == 1
     trainer.run(dataclasses.replace(entry, source="changed"), SIZE, 1.0, 1, Factors(), 2, "ladder")
-    assert len(json.loads((tmp_path / "results.json").read_text())["runs"]) == 2
+    with trainer.file.open("a") as file:
+        file.write('{"entry": "const')  # a line that a power cut left
+    assert len(trainer.load()) == 2
+    trainer.run(entry, SIZE, 1.0, 2, Factors(), 2, "ladder")
+    assert [json.loads(line)["seed"] for line in trainer.file.read_text().splitlines()] == [1, 1, 2]
+
+
+@pytest.mark.parametrize("name", ["gpt with memory", "nanochat"])
+def test_interrupted_run_resumes_to_the_same_result(
+    name: str, checkout: Path, dataset_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def build(plan: Plan) -> Any:
+        built = nanochat.Nanochat(plan, checkout) if name == "nanochat" else ours.OurGPT(plan, memory_rows=512)
+        train_step, built.steps = built.train_step, 6
+
+        def stop_at_step_5(inputs: Tensor, targets: Tensor, step: int) -> float:
+            steps.append(step)
+            if len(steps) == 6:
+                raise KeyboardInterrupt
+            return train_step(inputs, targets, step)
+
+        built.train_step = stop_at_step_5
+        return built
+
+    monkeypatch.setattr(base, "SNAPSHOT_SECONDS", -1.0)
+    monkeypatch.setattr(base, "DEV_ROWS", 8)
+    trainer = Trainer(tmp_path / "results.jsonl", Dataset.open(dataset_folder), print)
+    arguments = (Entry(name, build, "source"), SIZE, 1.0, 1, Factors(), 2, "ladder")
+    steps: list[int] = []
+    with pytest.raises(KeyboardInterrupt):
+        trainer.run(*arguments)
+    resumed = trainer.run(*arguments)
+    assert steps == [0, 1, 2, 3, 4, 5, 5]
+    assert [file.name for file in tmp_path.glob("results*")] == ["results.jsonl"]
+    steps = [-1] * 6
+    whole = Trainer(tmp_path / "whole.jsonl", trainer.dataset, print).run(*arguments)
+    assert resumed["bits_per_byte"] == whole["bits_per_byte"]
 
 
 def test_trainer_keeps_a_diverged_run_without_loss(dataset_folder: Path, tmp_path: Path) -> None:
-    trainer = Trainer(tmp_path / "results.json", Dataset.open(dataset_folder), print)
+    trainer = Trainer(tmp_path / "results.jsonl", Dataset.open(dataset_folder), print)
     row = trainer.run(Entry("constant", Constant, "source"), SIZE, 1.0, 1, Factors(matrices=3), 2, "search")
     assert row["bits_per_byte"] is None
     assert row["diverged"] == "the loss became nan at step 0"
@@ -238,7 +274,7 @@ def make_runs(multiplier: float) -> list[dict[str, Any]]:
 
 
 def test_compare_size_finds_multiplier_in_flops_and_seconds() -> None:
-    speed = {f"{SIZE.name} eager": {"nanochat": {"median": 2.0}, "gpt": {"median": 1.0}}}
+    speed = {(SIZE.name, "eager"): {"nanochat": {"median": 2.0}, "gpt": {"median": 1.0}}}
     row = peers.compare_size(make_runs(1.3), speed, SIZE, "gpt")
     assert row is not None
     assert row["flops"]["cm"] == pytest.approx(1.3, rel=1e-3)
@@ -248,17 +284,6 @@ def test_compare_size_finds_multiplier_in_flops_and_seconds() -> None:
     assert row["eager_seconds"]["cm"] == pytest.approx(2.6, rel=1e-3)
     assert "1.30 (1." in peers.format_table([row])
     assert "not measured" in peers.format_table([row])
-
-
-def test_tune_table_takes_the_best_factor_and_keeps_the_others(dataset_folder: Path, tmp_path: Path) -> None:
-    class BestAtHalf(Constant):
-        def compute_losses(self, inputs: Tensor, targets: Tensor) -> Tensor:
-            return torch.full((targets.numel(),), 1 + abs(self.plan.factors.memory - 0.5))
-
-    trainer = Trainer(tmp_path / "results.json", Dataset.open(dataset_folder), print)
-    factors = Factors(matrices=0.5, warmup=0.1)
-    found = peers.tune_table(trainer, Entry("table", BestAtHalf, "source"), SIZE, factors, 2)
-    assert found == dataclasses.replace(factors, memory=0.5)
 
 
 def test_compare_size_without_our_runs_is_none() -> None:
@@ -280,12 +305,18 @@ def test_main_tunes_trains_and_prints_the_table(
     monkeypatch.setattr(peers, "measure_cpu_seconds", measure_cpu_seconds)
     monkeypatch.setattr(ours, "OurGPT", Constant)
     flags = ["--nanochat", str(checkout), "--corpus", f"files:{corpus_folder}/*.txt", "--tokenizer", "bpe:320"]
-    flags += ["--trials", "2", "--out", str(tmp_path / "peers.json")]
+    flags += ["--trials", "2", "--out", str(tmp_path / "peers.jsonl")]
     assert peers.main(flags) == 0
-    first = json.loads((tmp_path / "peers.json").read_text())
-    # A trial of ours at its defaults is its seed 1; the peer's second trial may be its best.
-    assert {run["entry"] for run in first["runs"]} == {"nanochat", "gpt", "gpt with memory"}
-    assert [(row["entry"], row["runs"]) for row in first["multipliers"]] == [("gpt", 10), ("gpt with memory", 10)]
-    assert "| 1x64 | 4e+09 |" in capsys.readouterr().out
+    first = (tmp_path / "peers.jsonl").read_text()
+    rows = [json.loads(line) for line in first.splitlines()]
+    names = ["gpt", "gpt, 262,144 rows", "gpt, 524,288 rows"]
+    ladder = [("nanochat", share) for share in (0.5, 1, 2)] + [(name, 1) for name in names]
+    runs = [row for row in rows if "speed" not in row]
+    assert [(run["entry"], run["budget"] / SIZE.budget) for run in runs[:6]] == ladder
+    # The first trials are runs of the first look; the peer's second may be its best.
+    assert {run["entry"] for run in runs if run["part"] == "search"} == {"nanochat", "gpt", "gpt, 262,144 rows"}
+    # All losses of ours are equal, so that theirs are the rates to start from.
+    assert [run["seed"] for run in runs if run["entry"] == "gpt" and run["part"] == "ladder"] == [1, 2, 3]
+    assert capsys.readouterr().out.count("| 1x64 | 4e+09 | gpt, 524,288 rows |") >= 3
     assert peers.main([*flags, "--report"]) == 0
-    assert json.loads((tmp_path / "peers.json").read_text()) == first
+    assert (tmp_path / "peers.jsonl").read_text() == first
