@@ -50,7 +50,8 @@ def build_flags(depth: int, rows: int, micro: int, *more: str) -> list[str]:
     data = ["--dataset", str(get_dataset())]
     if is_rehearsal():
         arch = more[more.index("--arch") :][:2] if "--arch" in more else ("--model.heads", "2")
-        return [*SMALL, *data, *arch]
+        memory = ("--model.memory_rows", "64") if "--model.memory_rows" in more else ()
+        return [*SMALL, *data, *arch, *memory]
     sizes = ["--model.depth", str(depth), "--train.batch", str(rows), "--train.micro-batch", str(micro)]
     return ["--preset", "daily-h100", *sizes, "--train.sample-tokens", "0", *data, *more]
 
@@ -146,7 +147,7 @@ def emit_parts(run: Any) -> None:
     """Milliseconds of a micro-batch, of its loss, of each optimizer and of the gradient's norm."""
     x, y = next_micro_batch(run)
     with run.fabric.autocast():
-        features = run.objective.features(x).detach().requires_grad_()
+        features = run.objective.compute_features(x).detach().requires_grad_()
 
     def compute_loss() -> None:
         with run.fabric.autocast():
