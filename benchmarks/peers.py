@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import math
 import os
 import sys
 from collections.abc import Sequence
@@ -25,10 +24,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from rich.console import Console
-from scipy.special import stdtrit
 
 from benchmarks.contenders import nanochat, ours
 from benchmarks.contenders.base import ROWS, Factors, Size
@@ -62,12 +58,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parse_arguments(argv)
     torch.set_num_threads(1)
     entries = build_entries(options.nanochat)
-    console = Console(stderr=True)
     if options.corpus is None:
         raise UserError(f"set DAILYTRAIN_DATA to the folder of {TEXT}, or name other text with --corpus")
     dataset = prepare_dataset(options.corpus, options.tokenizer, limit_bytes=parse_size(options.limit_bytes))
     sizes = [Size(size.depth, size.width, size.budget * options.scale) for size in SIZES[: options.sizes]]
-    trainer = Trainer(options.out, dataset, lambda line: console.print(line, highlight=False, soft_wrap=True))
+    trainer = Trainer(options.out, dataset, partial(print, flush=True))
     # The same numbers, and compiling costs more than it saves here. `measure_cpu_seconds` compiles.
     torch.compiler.set_stance("force_eager")
     if not options.report:
@@ -79,7 +74,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         for size in sizes:
             measure_speed(trainer, entries, size, options)
             run_size(trainer, entries, size, find_factors(trainer, entries, sizes[0]), options.rows, SEEDS)
-            print_tables(trainer, sizes, entries, options.rows)
     print_tables(trainer, sizes, entries, options.rows)
     return 0
 
@@ -107,7 +101,7 @@ def build_entries(path: Path) -> list[Entry]:
         Entry(f"{OURS}, {rows:,} rows", partial(ours.OurGPT, memory_rows=rows), source) for rows in MEMORY_ROWS
     ]
     return [
-        Entry(PEER, partial(nanochat.build_nanochat, path=path), hash_files([*theirs, Path(nanochat.__file__)])),
+        Entry(PEER, partial(nanochat.Nanochat, path=path), hash_files([*theirs, Path(nanochat.__file__)])),
         Entry(OURS, ours.OurGPT, source),
         *with_memory,
     ]
@@ -137,9 +131,9 @@ def run_size(
 
 
 def measure_speed(trainer: Trainer, entries: Sequence[Entry], size: Size, options: argparse.Namespace) -> None:
-    """Measure CPU-seconds of a token in the forms for which the file lacks an entry, for all entries by turns."""
+    """Measure CPU-seconds of a token in each form for which the file lacks an entry, for all entries by turns."""
     vocabulary = trainer.dataset.manifest["tokenizer"]["vocabulary_size"]
-    for form in options.forms:
+    for form in FORMS:
         if (size.name, form) not in find_speeds(trainer, entries):
             measured = measure_cpu_seconds(entries, size, options.rows, vocabulary, FORMS[form])
             trainer.append({"size": size.name, "form": form, "source": entries[1].source, "speed": measured})
@@ -181,11 +175,9 @@ def compare_size(
     row: dict[str, Any] = {"size": size.name, "budget": size.budget, "entry": name, "runs": len(runs)}
     row |= {"peer_loss": mean_loss(runs, PEER, size.budget), "loss": mean_loss(runs, name, size.budget)}
     row["flops"] = estimate(runs, name, "flops", lambda run: 1.0)
-    row["paired"] = estimate_paired(runs, name, size.budget)
     for form in FORMS:
         if measured := speed.get((size.name, form)):
             row[f"{form}_seconds"] = estimate(runs, name, "seconds", lambda run, m=measured: m[run["entry"]]["median"])
-            row[f"{form}_cost"] = measured[name]["median"] / measured[PEER]["median"]
     return row
 
 
@@ -199,25 +191,6 @@ def estimate(runs: Sequence[Row], name: str, axis: Axis, get_seconds: Any) -> di
     return next(row for row in comparison.entries if row.entry == name).to_dict()  # type: ignore[return-value]
 
 
-def estimate_paired(runs: Sequence[Row], name: str, budget: float) -> dict[str, float] | None:
-    """Return an entry's multiplier in FLOPs with the interval of the differences between runs of one seed.
-
-    None with fewer than two such pairs. A seed gives both the same tokens in the same order, so what they share
-    cancels. The slope and its error are the ladder's. Student's t has one degree of freedom less than seeds.
-    """
-    losses = {(run["entry"], run["seed"]): run["bits_per_byte"] for run in runs if run["budget"] == budget}
-    pairs = [(losses[PEER, seed], losses[name, seed]) for seed in SEEDS if {(PEER, seed), (name, seed)} <= set(losses)]
-    if len(pairs) < 2:
-        return None
-    ladder = compare_entries(parse_results([{**run, "seconds": None} for run in runs]), PEER, "flops", budget).ladder
-    zero = np.zeros(())
-    slope, variation = float(ladder.slope_at(zero)), float(np.nan_to_num(ladder.slope_variation(zero)))
-    gains = np.array([ours - theirs for theirs, ours in pairs]) / slope
-    error = math.hypot(float(gains.std(ddof=1)) / math.sqrt(len(gains)), float(gains.mean()) * variation)
-    width = float(stdtrit(len(gains) - 1, 0.975)) * error
-    return {name: math.exp(gains.mean() + sign * width) for name, sign in (("cm", 0), ("low", -1), ("high", 1))}
-
-
 def mean_loss(runs: Sequence[Row], name: str, budget: float) -> float:
     losses = [run["bits_per_byte"] for run in runs if run["entry"] == name and run["budget"] == budget]
     return sum(losses) / max(len(losses), 1)
@@ -225,12 +198,12 @@ def mean_loss(runs: Sequence[Row], name: str, budget: float) -> float:
 
 def format_table(table: Sequence[dict[str, Any]]) -> str:
     lines = [
-        f"| size | budget | ours | bits per byte | {PEER}'s | FLOPs | paired by seed | CPU-seconds, eager | compiled |",
-        "|---|---|---|---|---|---|---|---|---|",
+        f"| size | budget | ours | bits per byte | {PEER}'s | FLOPs | CPU-seconds, eager | compiled |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for row in table:
         cells = [row["size"], f"{row['budget']:.3g}", row["entry"], f"{row['loss']:.4f}", f"{row['peer_loss']:.4f}"]
-        cells += [format_estimate(row.get(name)) for name in ("flops", "paired", "eager_seconds", "compiled_seconds")]
+        cells += [format_estimate(row.get(name)) for name in ("flops", "eager_seconds", "compiled_seconds")]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
@@ -257,7 +230,6 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--sizes", type=int, default=len(SIZES), help="how many sizes, the smallest first")
     parser.add_argument("--rows", type=int, default=ROWS, help="of a step, 256 tokens each")
     parser.add_argument("--trials", type=int, default=8, help="of each side's search")
-    parser.add_argument("--forms", nargs="*", choices=FORMS, default=list(FORMS), help="whose speed is measured")
     parser.add_argument("--report", action="store_true", help="train nothing, print the table of the finished runs")
     return parser.parse_args(argv)
 

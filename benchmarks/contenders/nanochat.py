@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.contenders.base import SEQUENCE_LENGTH, Contender, Plan, count_steps
+from benchmarks.contenders.base import SEQUENCE_LENGTH, Plan, count_steps
 from trainer.accounting import flops
 from trainer.errors import UserError
 from trainer.models.base import LanguageModel
@@ -137,7 +137,3 @@ class Nanochat:
 
     def compute_losses(self, inputs: Tensor, targets: Tensor) -> Tensor:
         return self.model(inputs, targets, loss_reduction="none")
-
-
-def build_nanochat(plan: Plan, path: Path) -> Contender:
-    return Nanochat(plan, path)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -18,7 +16,7 @@ ROWS, WIDTH, STEPS, PASSES = 2**14, 64, 3, 4
 
 def measure_memory() -> None:
     wait_for_turn()
-    for part in (check_steps, check_waits, time_steps):
+    for part in (check_steps, time_steps, check_waits):
         with report_failure(part.__name__):
             part(get_device())
 
@@ -41,7 +39,9 @@ def check_steps(device: torch.device) -> None:
 
 def train_memory(tokens: Tensor, gradients: Tensor, passes: int) -> list[Tensor]:
     """Return the table and its optimizer's state after a step for each of `tokens [steps, B, T]`."""
-    model, optimizer = build_memory(ROWS, tokens.device)
+    model = NGramMemory(torch.full((ROWS, 1, WIDTH), 0.01, device=tokens.device), memory.ORDERS)
+    group = ParameterGroup("memory", ("table",), "row_adagrad", 0.01, weight_decay=0.1)
+    (optimizer,) = build_optimizers(model, Recipe((group,)))
     for step_tokens, step_gradients in zip(tokens, gradients, strict=True):
         for rows, gradient in zip(step_tokens.chunk(passes), step_gradients.chunk(passes), strict=True):
             with torch.autocast(rows.device.type, torch.bfloat16, enabled=gradient.dtype == torch.bfloat16):
@@ -52,26 +52,6 @@ def train_memory(tokens: Tensor, gradients: Tensor, passes: int) -> list[Tensor]
     return [model.table.detach(), optimizer.state[model.table]["square"]]
 
 
-def build_memory(rows: int, device: torch.device) -> tuple[NGramMemory, Any]:
-    model = NGramMemory(torch.full((rows, 1, WIDTH), 0.01, device=device), memory.ORDERS)
-    group = ParameterGroup("memory", ("table",), "row_adagrad", 0.01, weight_decay=0.1)
-    (optimizer,) = build_optimizers(model, Recipe((group,)))
-    return model, optimizer
-
-
-def check_waits(device: torch.device) -> None:
-    """Does a step read anything from the GPU? torch then raises."""
-    if device.type == "cuda":
-        tokens = torch.randint(512, (1, 8, 2048), device=device)
-        gradients = torch.randn(1, 8, 2048, 1, WIDTH, device=device)
-        torch.cuda.set_sync_debug_mode("error")
-        try:
-            train_memory(tokens, gradients, PASSES)
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
-        emit(waits_for_gpu=False)
-
-
 def time_steps(device: torch.device) -> None:
     """At the tokens of a micro-batch of depth 12, as `python -m benchmarks.memory`."""
     exponents = (8, 10) if is_rehearsal() else (16, 18, 20, 22, 24, 26)
@@ -79,3 +59,13 @@ def time_steps(device: torch.device) -> None:
     options = memory.parse_arguments(["--device", device.type, "--steps", "5" if is_rehearsal() else "20", *size])
     for exponent in exponents:
         emit(**memory.measure(2**exponent, options))
+
+
+def check_waits(device: torch.device) -> None:
+    """Does a step read anything from the GPU? From here on torch then raises."""
+    if device.type == "cuda":
+        tokens = torch.randint(512, (1, 8, 2048), device=device)
+        gradients = torch.randn(1, 8, 2048, 1, WIDTH, device=device)
+        torch.cuda.set_sync_debug_mode("error")
+        train_memory(tokens, gradients, PASSES)
+        emit(waits_for_gpu=False)
