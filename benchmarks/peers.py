@@ -147,23 +147,22 @@ def find_speeds(trainer: Trainer, entries: Sequence[Entry]) -> dict[tuple[str, s
 
 
 def print_tables(trainer: Trainer, sizes: Sequence[Size], entries: Sequence[Entry], rows: int) -> None:
-    """Print our multipliers over the peer at each size that has them: with the rates to start from, and tuned here."""
+    """Print our multipliers at each size: with the rates to start from, and tuned here if there are any."""
     speed, finished = find_speeds(trainer, entries), [row for row in trainer.load() if "speed" not in row]
-    for title, size in (("Rates of the search for short runs", None), ("Rates tuned here", sizes[0])):
+    is_tuned = any(row["part"] == "search" for row in finished)
+    for title, tuned_at in (("Rates of short runs", None), ("Rates tuned here", sizes[0]))[: 1 + is_tuned]:
         runs: list[Row] = []
-        for name, factors in find_factors(trainer, entries, size).items():
+        for name, factors in find_factors(trainer, entries, tuned_at).items():
             source = next(entry.source for entry in entries if entry.name == name)
             identity = {"entry": name, "source": source, "factors": vars(factors), "rows": rows}
             runs += select_runs(finished, dataset=trainer.dataset.hash, **identity)
-        pairs = [(size, entry.name) for size in sizes for entry in entries[1:]]
-        table = [row for size, name in pairs if (row := compare_size(runs, speed, size, name))]
+        found = [compare_size(runs, speed, size, entry.name) for size in sizes for entry in entries[1:]]
+        table = [row for row in found if row]
         sys.stdout.write(f"{title}\n\n{format_table(table)}\n\n")
     sys.stdout.flush()
 
 
-def compare_size(
-    runs: Sequence[Row], speed: dict[tuple[str, str], Any], size: Size, name: str
-) -> dict[str, Any] | None:
+def compare_size(runs: Sequence[Row], speed: dict[tuple[str, str], Any], size: Size, name: str) -> Row | None:
     """Return the multipliers of one of our entries at a size, in FLOPs and in the CPU-seconds of each measured form;
     None without runs."""
     shares = [size.budget * share for share in LADDER]

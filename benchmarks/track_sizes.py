@@ -35,8 +35,8 @@ whole suite on the same card.
 
 Text is scored in fp32. On GPUs its products are rounded to TF32 where that, measured on some of the windows, changes
 the score by less than a tenth of its error; the record says which. The suite is answered in TF32 on GPUs: its sampling
-error is 1 to 2 %. Rows are not batched. A graph may read the other rows of a batch, and one row of a night (3.6e12 FLOPs) fills an
-H100 alone.
+error is 1 to 2 %. Rows are not batched. A graph may read the other rows of a batch, and one row of a night (3.6e12
+FLOPs) fills an H100 alone.
 
 """
 SCORING = ("template", "card", "FLOPs a pass", "text passes", "suite passes", "text, fp32 peak", "text, TF32 peak")

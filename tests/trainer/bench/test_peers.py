@@ -313,6 +313,8 @@ def test_main_tunes_trains_and_prints_the_table(
     assert {run["entry"] for run in runs if run["part"] == "search"} == {"nanochat", "gpt", "gpt, 262,144 rows"}
     # All losses of ours are equal, so that theirs are the rates to start from.
     assert [run["seed"] for run in runs if run["entry"] == "gpt" and run["part"] == "ladder"] == [1, 2, 3]
-    assert capsys.readouterr().out.count("| 1x64 | 4e+09 | gpt, 524,288 rows |") >= 3
+    printed = capsys.readouterr().out
+    assert printed.count("| 1x64 | 4e+09 | gpt, 524,288 rows |") == 3
+    assert printed.count("Rates tuned here") == 1  # not before there are any
     assert peers.main([*flags, "--report"]) == 0
     assert (tmp_path / "peers.jsonl").read_text() == first
