@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from pathlib import Path
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -20,9 +21,10 @@ from trainer.data.loader import BlockLoader, iterate_in_order
 from trainer.training.loop import pause_garbage_collection
 
 SEQUENCE_LENGTH = 256
-ROWS = 4  # of an optimizer step, unless a run says otherwise
+ROWS = 16  # of an optimizer step, unless a run says otherwise
 DEV_ROWS = 128  # that the bits per byte come from, the first ones of the split
 UNTIMED_STEPS = 3  # in which optimizers allocate their state and compile
+SNAPSHOT_SECONDS = 300.0  # between two snapshots of a run
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,7 @@ class Contender(Protocol):
     flops_per_token: float
     parameters: int
     steps: int  # of the whole run
+    parts: Sequence[Any]  # whose `state_dict` is what training has changed
 
     def train_step(self, inputs: Tensor, targets: Tensor, step: int) -> float:
         """Train one step on rows `[B, T]`, the first being step 0; return the loss in nats per token."""
@@ -96,7 +99,7 @@ class Outcome:
     flops: float
     tokens: int
     steps: int
-    cpu_seconds: float  # of this process, training alone; the first steps count as the others' mean
+    cpu_seconds: float  # of this process, training alone; untimed steps count as the others' mean
     bits_per_byte: float
     parameters: int
 
@@ -106,26 +109,39 @@ def count_steps(plan: Plan, flops_per_token: float) -> int:
     return max(round(plan.total_flops / (flops_per_token * plan.tokens_per_step)), UNTIMED_STEPS + 1)
 
 
-def train_contender(build: BuildContender, plan: Plan, dataset: Dataset) -> Outcome:
-    """Train a contender to its budget and evaluate it. Raises `DivergedError`."""
+def train_contender(build: BuildContender, plan: Plan, dataset: Dataset, snapshot: Path | None = None) -> Outcome:
+    """Train a contender to its budget and evaluate it. Raises `DivergedError`.
+
+    `snapshot`: a file from which an interrupted run resumes, with the result of one that was not interrupted.
+    """
     torch.manual_seed(plan.seed)
     contender = build(plan)
     loader = BlockLoader(dataset, "train", plan.tokens_per_step // SEQUENCE_LENGTH, SEQUENCE_LENGTH, plan.seed)
-    started = time.process_time()
+    first, timed, seconds = 0, 0, 0.0
+    if snapshot is not None and snapshot.is_file():
+        first, timed, seconds, loader.position, states = torch.load(snapshot)
+        for part, state in zip(contender.parts, states, strict=True):
+            part.load_state_dict(state)
+    saved_at = time.monotonic()
     with pause_garbage_collection():
-        for step in range(contender.steps):
-            if step == UNTIMED_STEPS:
-                started = time.process_time()
+        for step in range(first, contender.steps):
+            started = time.process_time()
             loss = contender.train_step(*loader.next_batch(), step)
+            if step >= first + UNTIMED_STEPS:
+                timed, seconds = timed + 1, seconds + time.process_time() - started
             if not math.isfinite(loss):
                 raise DivergedError(f"the loss became {loss} at step {step}")
-    seconds = (time.process_time() - started) * contender.steps / (contender.steps - UNTIMED_STEPS)
+            if snapshot is not None and time.monotonic() - saved_at > SNAPSHOT_SECONDS:
+                states = [part.state_dict() for part in contender.parts]
+                torch.save((step + 1, timed, seconds, loader.position, states), new := snapshot.with_suffix(".new"))
+                new.replace(snapshot)
+                saved_at = time.monotonic()
     tokens = contender.steps * plan.tokens_per_step
     return Outcome(
         flops=tokens * contender.flops_per_token,
         tokens=tokens,
         steps=contender.steps,
-        cpu_seconds=seconds,
+        cpu_seconds=seconds * contender.steps / max(timed, 1),
         bits_per_byte=compute_bits_per_byte(contender, dataset),
         parameters=contender.parameters,
     )

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.contenders.base import SEQUENCE_LENGTH, Contender, Factors, Plan, count_steps
+from benchmarks.contenders.base import SEQUENCE_LENGTH, Plan, count_steps
 from trainer.accounting import flops
 from trainer.errors import UserError
 from trainer.models.base import LanguageModel
@@ -90,6 +90,7 @@ class Nanochat:
         self.factors, self.tokens_per_step = plan.factors, plan.tokens_per_step
         self.decay = self.compute_weight_decay()
         self.optimizer = self.build_optimizer()
+        self.parts = (self.model, self.optimizer)
         self.compute_loss = torch.compile(self.model, dynamic=False) if plan.is_compiled else self.model
 
     def compute_weight_decay(self) -> float:
@@ -136,13 +137,3 @@ class Nanochat:
 
     def compute_losses(self, inputs: Tensor, targets: Tensor) -> Tensor:
         return self.model(inputs, targets, loss_reduction="none")
-
-
-def choose_default_factors(tokens_per_step: int) -> Factors:
-    """Return what its own rules give: all rates by the square root of the batch, 40 steps of warmup."""
-    scale = (tokens_per_step / BATCH) ** 0.5
-    return Factors(matrices=scale, embeddings=scale, scalars=scale, smear=scale)
-
-
-def build_nanochat(plan: Plan, path: Path) -> Contender:
-    return Nanochat(plan, path)

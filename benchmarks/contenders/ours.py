@@ -42,6 +42,7 @@ class OurGPT:
         built = optimizers.build_optimizers(model, self.recipe, "fp32")
         self.optimizers = [self.fabric.setup_optimizers(optimizer) for optimizer in built]
         self.spikes = GradientSpikeFilter("skip")
+        self.parts = (self.model, *self.optimizers, self.spikes)
 
     def train_step(self, inputs: Tensor, targets: Tensor, step: int) -> float:
         fraction = step / self.steps

@@ -1,10 +1,11 @@
-"""The runs of contenders in a JSON file: finished runs are not repeated."""
+"""The runs of contenders, a JSON line each: finished runs are not repeated, an interrupted one is resumed."""
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
 import json
+import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,6 @@ from benchmarks.contenders.base import (
     Size,
     train_contender,
 )
-from trainer.checkpoint.files import atomic_write_json
 from trainer.data.dataset import Dataset
 
 Row = dict[str, Any]
@@ -43,12 +43,17 @@ class Trainer:
     dataset: Dataset
     report: Callable[[str], None]
 
-    def load(self) -> dict[str, Any]:
-        return dict(json.loads(self.file.read_text())) if self.file.is_file() else {"runs": []}
+    def load(self) -> list[Row]:
+        text = self.file.read_text() if self.file.is_file() else ""
+        return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
 
-    def save(self, **changes: Any) -> None:
-        self.file.parent.mkdir(parents=True, exist_ok=True)
-        atomic_write_json(self.file, {**self.load(), **changes})
+    def append(self, row: Row) -> None:
+        """Append a line, on the disk before this returns, in place of one that was not written to its end."""
+        with self.file.open("ab+") as file:
+            file.seek(0)
+            file.truncate(file.read().rfind(b"\n") + 1)
+            file.write(json.dumps(row).encode() + b"\n")
+            os.fsync(file.fileno())
 
     def run(self, entry: Entry, size: Size, share: float, seed: int, factors: Factors, rows: int, part: str) -> Row:
         """Return a run's row: from the file, or trained now. A run that diverged has `diverged` and no loss."""
@@ -63,23 +68,22 @@ class Trainer:
             "source": entry.source,
             "dataset": self.dataset.hash,
         }
-        runs: list[Row] = self.load()["runs"]
-        found = next((row for row in runs if all(row[name] == identity[name] for name in IDENTITY)), None)
+        found = next((row for row in self.load() if all(row.get(name) == identity[name] for name in IDENTITY)), None)
         if found is None:
-            found = {**identity, "part": part, **self.train(entry.build, size, budget, seed, factors, rows)}
-            self.save(runs=[*runs, found])
+            vocabulary = self.dataset.manifest["tokenizer"]["vocabulary_size"]
+            plan = Plan(size, factors, seed, vocabulary, rows * SEQUENCE_LENGTH, budget)
+            digest = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:10]
+            snapshot = self.file.with_name(f"{self.file.stem}-{digest}.pt")
+            snapshot.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                outcome = dataclasses.asdict(train_contender(entry.build, plan, self.dataset, snapshot))
+            except DivergedError as error:
+                outcome = {"diverged": str(error), "bits_per_byte": None}
+            found = {**identity, "part": part, **outcome}
+            self.append(found)
+            snapshot.unlink(missing_ok=True)
             self.report(describe_run(found))
         return found
-
-    def train(
-        self, build: BuildContender, size: Size, budget: float, seed: int, factors: Factors, rows: int
-    ) -> dict[str, Any]:
-        vocabulary = self.dataset.manifest["tokenizer"]["vocabulary_size"]
-        plan = Plan(size, factors, seed, vocabulary, rows * SEQUENCE_LENGTH, budget)
-        try:
-            return dataclasses.asdict(train_contender(build, plan, self.dataset))
-        except DivergedError as error:
-            return {"diverged": str(error), "bits_per_byte": None}
 
 
 def describe_run(row: Row) -> str:
@@ -103,5 +107,5 @@ def select_runs(runs: Sequence[Row], /, **values: Any) -> list[Row]:
     return [
         run
         for run in runs
-        if run["bits_per_byte"] is not None and all(run[name] == value for name, value in values.items())
+        if run.get("bits_per_byte") is not None and all(run[name] == value for name, value in values.items())
     ]

@@ -91,7 +91,7 @@ def trace_training(arch: str, flags: tuple[str, ...], out: Path) -> TracedStep:
         shape = (resolved.micro_batch, resolved.sequence_length)
         tokens, targets = (torch.empty(shape, dtype=torch.int64, device="cuda") for _ in range(2))
         with torch.autocast("cuda", torch.bfloat16):
-            features = objective.features(tokens)
+            features = objective.compute_features(tokens)
             loss = objective.compute_loss(features, targets)
         loss.backward()
         passes = pair_graphs(records)

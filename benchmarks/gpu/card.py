@@ -1,4 +1,4 @@
-"""The card: every kernel path against the definition in fp32, and the rates of products, copies and attention."""
+"""The card: every kernel path against the definition in fp32, and the rates of products and attention."""
 
 from __future__ import annotations
 
@@ -24,8 +24,6 @@ from benchmarks.gpu.stage import (
 )
 from trainer.ops import attention as kernels
 from trainer.ops.recurrence import chunked_recurrence, compute_recurrence
-from trainer.optim.muon import orthogonalize
-from trainer.training.precision import choose_precision
 
 TOKENS, WIDTH, VOCABULARY = 32768, 1536, 32768  # of a pass of 16 rows at depth 24
 PRODUCTS = {
@@ -57,14 +55,11 @@ def measure_card() -> None:
         facts |= {"gpu": properties.name, "gib": round(properties.total_memory / 2**30, 1), "clock": read_clock()}
     newer = kernels.activate_flash_attention(device) if device.type == "cuda" else None
     emit(**facts, attention=kernels.describe_kernels(device), newer_flash=newer)
-    emit(precision_auto=choose_precision(device, 1))
     for part in (
         check_allocator,
         check_attention,
         time_products,
-        time_copies,
         time_attention,
-        time_muon,
         check_recurrence,
     ):
         with report_failure(part.__name__):
@@ -136,18 +131,6 @@ def time_products(device: torch.device) -> None:
                 emit(product=name, kind=kind, tera_flops=round(2 * m * k * n / measure_ms(multiply) / 1e9, 1))
 
 
-def time_copies(device: torch.device) -> None:
-    count = 2**20 if is_rehearsal() else 2**30
-    source = torch.empty(count, device=device, dtype=torch.uint8)
-    target = torch.empty_like(source)
-    emit(copy="on the device", tb_per_s=round(2 * count / measure_ms(lambda: target.copy_(source)) / 1e9, 3))
-    if device.type == "cuda":
-        for name, is_pinned in (("to pinned memory", True), ("to pageable memory", False)):
-            host = torch.empty(count // 4, dtype=torch.uint8, pin_memory=is_pinned)
-            ms = measure_ms(lambda host=host: host.copy_(source[: len(host)]), 5)
-            emit(copy=name, tb_per_s=round(len(host) / ms / 1e9, 4))
-
-
 def time_attention(device: torch.device) -> None:
     """At the shapes of depth 24: each of torch's kernels without a window, and ours by window."""
     rows, heads, length, size = (1, 2, 64, 16) if is_rehearsal() else (16, 12, 2048, 128)
@@ -166,17 +149,6 @@ def time_attention(device: torch.device) -> None:
             measure(f"sdpa {backend.name}", lambda: F.scaled_dot_product_attention(query, key, value, is_causal=True))
     for window in WINDOWS:
         measure(f"ours, window {window}", lambda window=window: kernels.attention(query, key, value, window=window))
-
-
-def time_muon(device: torch.device) -> None:
-    number, width = (2, 64) if is_rehearsal() else (96, WIDTH)
-    for rows, count in ((width, number), (4 * width, max(1, number // 4))):
-        stack = torch.randn(count, rows, width, device=device)
-        precision = "bf16" if device.type == "cuda" else "fp32"
-        emit(
-            muon_ms=[count, rows, width],
-            ms=round(measure_ms(lambda s=stack, kind=precision: orthogonalize(s, precision=kind), 5), 2),
-        )
 
 
 def check_recurrence(device: torch.device) -> None:

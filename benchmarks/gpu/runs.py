@@ -1,4 +1,4 @@
-"""Whole runs by the command line: training, scoring, resuming, the GPU beside the CPU, and tests that need a GPU."""
+"""Whole runs by the command line: training, scoring, resuming, replays, and tests that need a GPU."""
 
 from __future__ import annotations
 
@@ -17,12 +17,10 @@ from benchmarks.gpu.stage import (
     get_device,
     get_folder,
     is_rehearsal,
-    report_failure,
     run_python,
     wait_for_turn,
 )
 from benchmarks.gpu.steps import build_flags
-from trainer.checkpoint.files import open_weights
 from trainer.checkpoint.store import get_checkpoint_path
 from trainer.scoring.compare_replay import compare_checkpoints
 
@@ -79,50 +77,6 @@ def score() -> None:
     emit(code=code, wall_s=round(seconds, 1), tokens=record.get("tokens"), scorer_s=record.get("seconds"))
     emit(bits_per_byte=record.get("bits_per_byte"), look_ahead=look_ahead)
     raise SystemExit(code)
-
-
-def compare_with_cpu() -> None:
-    """The same steps on the CPU and on the GPU from one seed: losses, and how far the weights are apart."""
-    steps, depth, width, length = (4, 1, 64, 64) if is_rehearsal() else (150, 3, 192, 256)
-    device = get_device().type
-    flags = ["--model.depth", str(depth), "--model.width", str(width), "--model.heads", str(max(1, width // 64))]
-    flags += ["--budget", f"{steps}steps", "--train.sequence-length", str(length), "--train.batch", "8"]
-    flags += ["--train.micro-batch", "8", "--train.dev-tokens", "4096", "--train.sample-tokens", "0"]
-    flags += ["--checkpoint-every", "1000steps", "--train.muon-precision", "fp32", "--dataset", str(get_dataset())]
-    flags += ["--threads", "1" if is_rehearsal() else "4"]
-    compiled = "false" if is_rehearsal() else "true"
-    variants = {"CPU, fp32": ("cpu", "fp32", "false"), "fp32": (device, "fp32", "false")}
-    variants |= {"bf16": (device, "bf16", "false"), "bf16, compiled": (device, "bf16", compiled)}
-    losses: dict[str, float] = {}
-    folders: dict[str, Path] = {}
-    for name, (place, precision, is_compiled) in variants.items():
-        if name == "fp32":
-            wait_for_turn()
-        out = get_folder() / "runs" / f"agree-{len(folders)}"
-        shutil.rmtree(out, ignore_errors=True)
-        options = ["--device", place, "--train.precision", precision, "--train.compile", is_compiled]
-        code, _, seconds = run_python(*CLI, "train", *flags, *options, "--out", str(out), seconds=120)
-        if code:
-            emit(variant=name, failed=f"exit code {code}")
-            continue
-        folders[name] = max((out / "checkpoints").iterdir())
-        losses[name] = next(line["loss"] for line in reversed(read_metrics(out)) if "bits_per_byte" in line)
-        emit(variant=name, wall_s=round(seconds, 1), dev_loss=losses[name])
-        if len(losses) > 1 and "CPU, fp32" in folders:
-            with report_failure("weights"):
-                apart = compute_distance(folders["CPU, fp32"], folders[name])
-                emit(variant=name, loss_minus_cpu=losses[name] - losses["CPU, fp32"], weights_apart=apart)
-
-
-def compute_distance(a: Path, b: Path) -> float:
-    """Return |a - b| / |a| over all weights of two checkpoints."""
-    difference = size = 0.0
-    with open_weights(a) as x, open_weights(b) as y:
-        for name in x:
-            first, second = (files[name].get_tensor(name).double() for files in (x, y))
-            difference += float((first - second).square().sum())
-            size += float(first.square().sum())
-    return float((difference / size) ** 0.5)
 
 
 def measure_replays() -> None:

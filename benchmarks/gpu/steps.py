@@ -1,4 +1,4 @@
-"""Training steps of the project and of nanochat on the same card: speed, memory and kernels."""
+"""Training steps of the project, of nanochat and of plain torch on the same card: speed, memory and kernels."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from rich.console import Console
-from torch import Tensor
+from torch import Tensor, nn
 
 from benchmarks.contenders.nanochat import import_classes
 from benchmarks.gpu.stage import (
     STAGE,
     Turn,
-    compute_error,
     emit,
     get_dataset,
     get_device,
@@ -50,7 +50,8 @@ def build_flags(depth: int, rows: int, micro: int, *more: str) -> list[str]:
     data = ["--dataset", str(get_dataset())]
     if is_rehearsal():
         arch = more[more.index("--arch") :][:2] if "--arch" in more else ("--model.heads", "2")
-        return [*SMALL, *data, *arch]
+        memory = ("--model.memory_rows", "64") if "--model.memory_rows" in more else ()
+        return [*SMALL, *data, *arch, *memory]
     sizes = ["--model.depth", str(depth), "--train.batch", str(rows), "--train.micro-batch", str(micro)]
     return ["--preset", "daily-h100", *sizes, "--train.sample-tokens", "0", *data, *more]
 
@@ -91,7 +92,7 @@ def build_run(turn: Turn, flags: list[str], steps: int) -> Any:
 def measure_steps(
     depth: int, rows: int, micro: int, steps: int, *more: str, parity: bool = False
 ) -> Callable[[], None]:
-    """Return a stage: speed, MFU, memory, parts, kernels and repeatability. `parity`: also the loss after some steps,
+    """Return a stage: speed, MFU, memory, parts and kernels. `parity`: also the loss after some steps,
     to compare two precisions."""
 
     def measure() -> None:
@@ -119,7 +120,7 @@ def measure_run(run: Any, steps: int, parity: bool) -> None:
         losses = [run_step(run, 0.5).read()[0] for _ in range(PARITY_STEPS if parity and not is_rehearsal() else 1)]
         loss, norm = run_step(run, 0.5).read()
         emit(steps=len(losses), loss=sum(losses[-10:]) / len(losses[-10:]), last_loss=loss, gradient_norm=norm)
-    for part in (emit_parts, emit_kernels, emit_repeatability):
+    for part in (emit_parts, emit_kernels):
         with report_failure(part.__name__):
             part(run)
 
@@ -146,7 +147,7 @@ def emit_parts(run: Any) -> None:
     """Milliseconds of a micro-batch, of its loss, of each optimizer and of the gradient's norm."""
     x, y = next_micro_batch(run)
     with run.fabric.autocast():
-        features = run.objective.features(x).detach().requires_grad_()
+        features = run.objective.compute_features(x).detach().requires_grad_()
 
     def compute_loss() -> None:
         with run.fabric.autocast():
@@ -183,19 +184,6 @@ def emit_kernels(run: Any) -> None:
     run.model.zero_grad(set_to_none=True)
     emit(micro_batch_ms=round(wall, 2), kernels_ms=round(total, 2), launches=sum(row.count for row in rows))
     emit(kernels=[[row.key[:90], round(getattr(row, name) / 1e3, 2), row.count] for row in rows[:15]])
-
-
-def emit_repeatability(run: Any) -> None:
-    """Are the gradients of the same rows the same bits twice? Which are not?"""
-    x, y = next_micro_batch(run)
-    found = []
-    for _ in range(2):
-        run.model.zero_grad(set_to_none=True)
-        run.fabric.backward(run.wrapped(x, y) / y.numel())
-        found.append({n: p.grad.clone() for n, p in run.model.named_parameters() if p.grad is not None})
-    errors = {n: compute_error(found[1][n], g) for n, g in found[0].items() if not torch.equal(found[1][n], g)}
-    worst = sorted(errors.items(), key=lambda item: -item[1])[:6]
-    emit(gradients=len(found[0]), not_bitwise_equal=len(errors), worst=worst)
 
 
 def measure_nanochat(depth: int, rows: int, micro: int, steps: int) -> Callable[[], None]:
@@ -261,3 +249,49 @@ def connect_attention() -> str:
 
     flash.flash_attn.flash_attn_func = attend
     return kernels.describe_kernels(get_device())
+
+
+class PlainGPT(nn.Module):
+    """GPT-2's architecture from torch's own modules."""
+
+    def __init__(self, depth: int, width: int, length: int, vocabulary: int) -> None:
+        super().__init__()
+        self.tokens, self.positions = nn.Embedding(vocabulary, width), nn.Embedding(length, width)
+        layer = nn.TransformerEncoderLayer(
+            width, width // 64, 4 * width, 0.0, F.gelu, batch_first=True, norm_first=True
+        )
+        self.blocks = nn.TransformerEncoder(layer, depth, nn.LayerNorm(width), enable_nested_tensor=False)
+        self.head = nn.Linear(width, vocabulary, bias=False)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        mask = nn.Transformer.generate_square_subsequent_mask(x.size(1), device=x.device)
+        features = self.blocks(self.tokens(x) + self.positions.weight, mask, is_causal=True)
+        return F.cross_entropy(self.head(features).flatten(0, 1).float(), y.flatten())
+
+
+def measure_plain_torch(depth: int, rows: int, steps: int) -> Callable[[], None]:
+    """Return a stage: torch's modules with its fused AdamW, compiled, `rows` of a step in one pass."""
+
+    def measure() -> None:
+        turn, device, is_small = Turn(), get_device(), is_rehearsal()
+        layers, length, vocabulary, batch = (2, 64, 512, 4) if is_small else (depth, 2048, 32768, rows)
+        model = PlainGPT(layers, 64 * layers, length, vocabulary).to(device)
+        compiled = model if is_small else torch.compile(model, dynamic=False)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=6e-4, fused=True)
+        tokens = torch.randint(vocabulary, (batch, length + 1), device=device)
+        x, y = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+        turn.arm()
+
+        def step() -> None:
+            with torch.autocast(device.type, torch.bfloat16):
+                loss = compiled(x, y)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+
+        if is_small:
+            turn.take()
+        ms = measure_ms(step, steps)
+        emit(peer="plain torch", tokens_per_s=round(batch * length / ms * 1e3), step_s=round(ms / 1e3, 4), rows=batch)
+
+    return measure

@@ -66,7 +66,7 @@ def main() -> int:
                 return self.module(*arguments)
 
     module = load_architecture("gpt")
-    config = dataclasses.replace(module.Config.sized(2, VOCABULARY, LENGTH), width=256, heads=2)
+    config = dataclasses.replace(module.Config.sized(2, VOCABULARY, LENGTH), width=256, heads=2, memory_rows=4096)
     traced, recipe = trace_architecture(module, config), module.recipe(config)
     recipe = dataclasses.replace(recipe, clip=1.0)
     fabric: Any = SimpleNamespace(

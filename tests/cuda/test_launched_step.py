@@ -25,6 +25,6 @@ def test_launched_step_reads_nothing_and_waits_for_no_copy() -> None:
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-4000:]
     report = json.loads(done.stdout)
-    assert report["optimizers"] == ["CompiledMuon", "AdamW", "TableAdamW"]
+    assert report["optimizers"] == ["CompiledMuon", "AdamW", "TableAdamW", "RowAdagrad"]
     assert report["tables"] == 2
     assert report["waits"] == {}

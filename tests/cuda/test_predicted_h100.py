@@ -37,6 +37,7 @@ FLAGS = {
     "litgpt": ("--model.depth", "2", "--cubins"),
     "rwkv5": ("--model.depth", str(RWKV5_DEPTH), "--cubins"),
 }
+MEMORY_FLAGS = (*("--model.depth", "2", "--model.width", "512", "--model.heads", "4"), "--model.memory_rows", "65536")
 PINNED = {  # operations, Triton kernels, gigabytes
     "features": (81, 17, 20.567),
     "features backward": (128, 22, 35.328),  # with the embeddings' gradients rounded to bf16
@@ -127,6 +128,16 @@ def test_rwkv5_computes_recurrences_by_two_kernels_both_ways_and_other_products_
     assert found == {"features": both, "features backward": both, "loss": 0, "loss backward": 0}
     recurrences = RWKV5_DEPTH * count_recurrence_flops()
     assert report["product_flops_per_token"] + recurrences == pytest.approx(report["counted_flops_per_token"], rel=1e-3)
+
+
+def test_gpt_with_memory_is_one_graph_both_ways_on_sm_90() -> None:
+    report = predict("gpt", (*MEMORY_FLAGS, "--cubins"))
+    assert list(report["graphs"]) == list(PINNED)
+    assert min(report["programs"].values()) >= 1
+    assert [report["rows"], LENGTH, 512] not in report["graphs"]["features"]["fp32_streams"]
+    gates = 2 * 32 + 3 * 2 * 512  # gradients that are outer products: of the smear's gate and of the memory's three
+    attention = 3 * 4 * LENGTH * 2 * 512
+    assert report["product_flops_per_token"] + attention + gates == report["counted_flops_per_token"]
 
 
 @pytest.mark.skipif(find_spec("torchao") is None, reason="torchao is not installed: `make test-cuda` installs it")

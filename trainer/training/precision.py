@@ -75,7 +75,7 @@ def convert_tables(model: LanguageModel, recipe: Recipe) -> int:
 
 
 def convert_to_fp8(model: nn.Module) -> None:
-    """Convert linear layers to fp8, of a module only those of its blocks. Not yet tested on a GPU.
+    """Convert linear layers to fp8, of a module only those of its blocks.
 
     Only sizes that are multiples of 16, which the kernels need. A graph is evaluated in bf16, a module in fp8.
     """
