@@ -61,7 +61,7 @@ INSTALLED_APPS = [
     "allauth.mfa",
     "allauth.socialaccount",
     "allauth.socialaccount.providers.github",
-    "ninja",
+    "ninja",  # and its documentation page, without third-party requests
     "scheduler",
     "scheduler.campaigns",
     "leaderboard",
@@ -434,9 +434,6 @@ METRICS_TOKEN = read_text("METRICS_TOKEN")
 SENTRY_DSN = read_text("SENTRY_DSN")
 # Name of this site there.
 SENTRY_ENVIRONMENT = read_text("SENTRY_ENVIRONMENT", "production")
-
-# Address of an OpenTelemetry collector (OTLP over HTTP) that gets traces; empty: no tracing.
-OTEL_EXPORTER_OTLP_ENDPOINT = read_text("OTEL_EXPORTER_OTLP_ENDPOINT")
 
 # --- time, language, logging --------------------------------------------------------------------------------------
 

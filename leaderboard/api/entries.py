@@ -74,7 +74,7 @@ def get_entry(request: HttpRequest, entry_id: int) -> EntryDetail:
     }
 
 
-MARKDOWN = {"200": {"description": "The text.", "content": {"text/markdown": {"schema": {"type": "string"}}}}}
+MARKDOWN = {200: {"description": "The text.", "content": {"text/markdown": {"schema": {"type": "string"}}}}}
 
 
 @router.get("/entries/{entry_id}/summary", openapi_extra={"responses": MARKDOWN})

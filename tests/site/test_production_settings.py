@@ -69,13 +69,10 @@ def test_pool_of_connections_keeps_the_options_of_the_database_url(environment: 
     environment |= {"DATABASE_URL": address, "DATABASE_POOL": "4"}
     script = """
 from django.conf import settings
-from dailytrain.backup.database import build_environment
-found, options = build_environment(), settings.DATABASES["default"]["OPTIONS"]
+options = settings.DATABASES["default"]["OPTIONS"]
 print(options["sslmode"], options["sslrootcert"], options["pool"]["max_size"])
-print(found["PGSSLMODE"], found["PGSSLROOTCERT"])
 """
-    expected = "verify-full /etc/ca.pem 4\nverify-full /etc/ca.pem"
-    assert expected in manage(environment, "shell", "--no-imports", "--command", script)
+    assert "verify-full /etc/ca.pem 4" in manage(environment, "shell", "--no-imports", "--command", script)
 
 
 @pytest.mark.slow
