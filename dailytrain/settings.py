@@ -366,12 +366,7 @@ STAFF_TWO_STEP = read_boolean("STAFF_TWO_STEP", bool(GITHUB_CLIENT_ID) or SITE_U
 # Function (request) -> bool: may this session use staff permissions? Used by `scheduler/sponsors/views.py`.
 SECOND_STEP_CHECK = "dailytrain.two_factor.is_satisfied"
 MFA_ADAPTER = "dailytrain.two_factor.MFAAdapter"
-MFA_FORMS = {
-    "authenticate": "dailytrain.two_factor.AuthenticateForm",
-    "reauthenticate": "dailytrain.two_factor.ReauthenticateForm",
-}
 MFA_SUPPORTED_TYPES = ["totp", "recovery_codes"]
-MFA_TOTP_TOLERANCE = 1  # accept the codes before and after: clocks of phones differ
 LOGIN_URL = "account_login"
 LOGIN_REDIRECT_URL = "my-nodes"
 ACCOUNT_ADAPTER = "dailytrain.sign_in.AccountAdapter"
