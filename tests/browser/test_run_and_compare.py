@@ -159,10 +159,9 @@ def test_compare_page_without_script_has_curves_and_tables(
     page = open_page(f"/compare/?runs={better.pk},{level.pk}", java_script_enabled=False, **WIDE)
     expect(page.locator("#curve path.smooth")).to_have_count(2)
 
-    page.get_by_label("log across").check()
-    page.get_by_role("button", name="Draw").click()
+    page.get_by_role("link", name="FLOPs", exact=True).click()
 
-    expect(page).to_have_url(re.compile(rf"runs={better.pk}(,|%2C){level.pk}&.*log=x"))
+    expect(page).to_have_url(re.compile(rf"runs={better.pk}(,|%2C){level.pk}&.*x=flops"))
     expect(page.locator("#curve path.smooth")).to_have_count(2)
     page.get_by_text(f"The numbers of run {better.pk}").click()
     expect(page.get_by_role("columnheader", name="Learning rate").first).to_be_visible()

@@ -7,12 +7,9 @@ import re
 
 import pytest
 from django.test import Client
-from hypothesis import given
-from hypothesis import strategies as st
 from openapi_pydantic import OpenAPI
 from pytest_django import DjangoAssertNumQueries
 
-from leaderboard.api import pagination
 from leaderboard.models import Run, Track
 from leaderboard.runs import make_run
 from scheduler import rate_limits
@@ -33,15 +30,13 @@ def test_list_without_token_has_an_etag(client: Client, path: str) -> None:
         assert client.get(f"{API}{path}", headers={"If-None-Match": first["ETag"]}).status_code == 304
 
 
-def test_cursor_pages_through_all_rows_and_is_opaque(client: Client, run: Run) -> None:
+def test_cursor_pages_through_all_rows(client: Client, run: Run) -> None:
     run_ids = {run.pk, *(make_run(run.entry, run.track).pk for _ in range(4))}
     listed_ids: list[int] = []
-    cursor: str | None = ""
-    while cursor is not None:
-        page = client.get(f"{API}/runs?limit=2&cursor={cursor}").json()
+    page = {"cursor": 2**63 - 1}
+    while page["cursor"] is not None:
+        page = client.get(f"{API}/runs?limit=2&cursor={page['cursor']}").json()
         listed_ids += [row["id"] for row in page["items"]]
-        cursor = page["cursor"]
-        assert cursor is None or re.fullmatch(r"[\w-]+", cursor)
     assert listed_ids == sorted(run_ids, reverse=True)
 
 
@@ -51,11 +46,6 @@ def test_cursor_with_new_rows_continues_where_it_was(client: Client, run: Run) -
     make_run(run.entry, run.track)
     second = client.get(f"{API}/runs?limit=1&cursor={first['cursor']}").json()
     assert [first["items"][0]["id"], second["items"][0]["id"]] == [older.pk, run.pk]
-
-
-@given(st.integers(min_value=0, max_value=2**59))
-def test_decode_cursor_reverses_encode_cursor(number: int) -> None:
-    assert pagination.decode_cursor(pagination.encode_cursor(number)) == number
 
 
 def test_run_lists_its_scores_and_events(client: Client, run: Run) -> None:

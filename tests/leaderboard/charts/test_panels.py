@@ -8,12 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from django.http import QueryDict
 from django.test import Client
 from pytest_django import DjangoAssertNumQueries
 
 from leaderboard.charts import curve_svg, panels
-from leaderboard.charts.panels import Shown, View
+from leaderboard.charts.panels import Shown
 from leaderboard.job_handlers import metrics
 from leaderboard.models import CurvePoint, Run
 from leaderboard.rankings.standings_store import load_standings, recompute_standings
@@ -27,11 +26,6 @@ from tests.support.node_jobs import lease_job
 from tests.support.pool import LIMITS
 
 pytestmark = pytest.mark.django_db
-
-
-def build_panels(run: Run, query: str = "") -> dict[str, panels.Panel]:
-    shown_runs = [Shown(run, curve_svg.load_curve(run), "this", "ink", is_alone=True)]
-    return {panel.metric.name: panel for panel in panels.build_panels(shown_runs, View.from_query(QueryDict(query)))}
 
 
 @pytest.fixture
@@ -51,24 +45,15 @@ def run() -> Run:
     return training_run
 
 
-def test_loss_panel_clips_steep_start_on_linear_axis_only(run: Run) -> None:
-    def get_highest_tick(query: str) -> float:
-        return max(float(tick.label) for tick in build_panels(run, query)["loss"].y_ticks)
-
-    assert get_highest_tick("") < 5 < 8 < get_highest_tick("log=y") + 3
-    first = re.match(r"m\S+ (\S+) ", build_panels(run)["loss"].lines[0].raw)
-    assert first
-    assert float(first[1]) < 0
-
-
 @pytest.mark.parametrize("x", curve_svg.ABSCISSAE)
-@pytest.mark.parametrize("log", ["", "&log=x", "&log=y", "&log=x&log=y"])
-@pytest.mark.parametrize("smooth", panels.SMOOTHINGS)
-def test_panel_ticks_for_each_view_are_inside_the_frame(run: Run, x: str, log: str, smooth: str) -> None:
-    panels_by_name = build_panels(run, f"x={x}{log}&smooth={smooth}")
+def test_ticks_of_losses_are_inside_the_frame(run: Run, x: curve_svg.Abscissa) -> None:
+    shown = [Shown(run, curve_svg.load_curve(run), "this", "ink", is_alone=True)]
 
-    assert all(0 <= tick.at <= 100 for panel in panels_by_name.values() for tick in [*panel.x_ticks, *panel.y_ticks])
-    assert all(len(panel.x_ticks) >= 2 and len(panel.y_ticks) >= 2 for panel in panels_by_name.values())
+    picture = panels.draw_losses(shown, x)
+
+    assert picture is not None
+    assert len(picture.x_ticks) >= 2 <= len(picture.y_ticks)
+    assert all(0 <= tick.at <= 100 for tick in [*picture.x_ticks, *picture.y_ticks])
 
 
 def test_point_temperature_is_from_node_health_not_from_training(run: Run, node: Node) -> None:
@@ -106,7 +91,7 @@ def test_overlaid_run_is_drawn_without_script_in_few_queries(
     recompute_standings(track)
 
     with django_assert_max_num_queries(11):
-        page = client.get(f"{level_run.get_absolute_url()}?over={best_run.pk}&x=flops&log=x").content.decode()
+        page = client.get(f"{level_run.get_absolute_url()}?over={best_run.pk}&x=flops").content.decode()
 
     assert 'class="smooth is-record"' in page
     assert re.search(rf'value="{best_run.pk}" checked', page)
@@ -144,6 +129,6 @@ def test_run_with_one_extreme_point_is_drawn(client: Client, loss: float, fracti
     metrics.store_metrics(training_run, [{**build_train_row(1, loss), "fraction": fraction}])
     training_run.refresh_from_db()
     assert training_run.fraction == (fraction if fraction > 1e-9 else 0)
-    assert curve_svg.draw_curve(training_run, curve_svg.load_curve(training_run)) is not None
+    assert panels.draw_run(training_run) is not None
     for address in ("/", training_run.get_absolute_url(), f"/runs/{training_run.pk}/curve.png"):
         assert client.get(address).status_code == 200, address

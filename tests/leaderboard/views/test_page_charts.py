@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from leaderboard import formatting
-from leaderboard.charts import curve_svg
+from leaderboard.charts import curve_svg, panels
 from leaderboard.models import Run
 from tests.support import scene
 
@@ -44,16 +44,16 @@ def test_axis_has_two_to_six_round_ticks(low: float, high: float) -> None:
 def test_chart_of_unfinished_run_leaves_room_for_rest() -> None:
     run = scene.create_training_run(scene.create_entry(scene.create_track(), "main"), 450)
 
-    unfinished_chart = curve_svg.draw_curve(run, curve_svg.load_curve(run))
+    unfinished_chart = panels.draw_run(run)
 
     assert unfinished_chart is not None
-    assert unfinished_chart.last is not None
-    assert unfinished_chart.last.x == pytest.approx(50, abs=1)
+    assert unfinished_chart.lines[0].last is not None
+    assert unfinished_chart.lines[0].last.x == pytest.approx(50, abs=1)
     run.state = Run.State.FAILED
-    finished_chart = curve_svg.draw_curve(run, curve_svg.load_curve(run))
+    finished_chart = panels.draw_run(run)
     assert finished_chart is not None
-    assert finished_chart.last is not None
-    assert finished_chart.last.x == 100
+    assert finished_chart.lines[0].last is None
+    assert finished_chart.lines[0].smooth[0][-1] == 100
 
 
 @pytest.mark.parametrize(
