@@ -337,8 +337,6 @@ HUB_LICENSE = read_text("HUB_LICENSE", "apache-2.0")
 # SMTP server as an apprise URL: mailtos://user:password@smtp.example.org?from=train@example.org.
 # Without it there are no notifications by e-mail.
 MAIL_URL = read_text("MAIL_URL")
-# Allow webhooks of subscribers to hosts of the private network and to plain http, where all users belong to it.
-NOTICES_TO_PRIVATE_HOSTS = read_boolean("NOTICES_TO_PRIVATE_HOSTS", False)
 
 # --- page footer ----------------------------------------------------------------------------------------------------
 

@@ -18,4 +18,5 @@ def test_api_docs_page_requests_no_other_host_and_shows_response(
     page.locator("[data-path='/api/v1/runs/{run_id}/curve']").click()
     page.get_by_text("gradient_norm").first.wait_for()
     urls = page.evaluate("performance.getEntriesByType('resource').map(entry => entry.name)")
-    assert urls and all(url.startswith((live_server.url, "data:")) for url in urls)
+    assert urls
+    assert all(url.startswith((live_server.url, "data:")) for url in urls)

@@ -46,14 +46,6 @@ def test_subscriptions_page_requires_sign_in(client: Client) -> None:
     assert client.get("/accounts/login/").status_code == 200
 
 
-def test_webhook_secret_is_shown_once(client: Client, signed_in_user: User) -> None:
-    page = post_subscription_form(client, "webhook", "https://example.org/hook")
-    secret = Subscription.objects.get().secret
-    assert len(secret) > 40
-    assert secret in page
-    assert secret not in client.get(PAGE).content.decode()
-
-
 def test_subscription_with_invalid_address_is_refused(client: Client, signed_in_user: User) -> None:
     assert "A Discord address looks like" in post_subscription_form(client, "discord", "https://evil.example/")
     assert "Select a valid choice" in post_subscription_form(client, "email", "vera@example.net"), (
@@ -146,17 +138,14 @@ def test_test_notices_per_day_are_limited(signed_in_user: User, mail: MailServer
 
 def test_subscriptions_per_user_are_limited(signed_in_user: User) -> None:
     for number in range(subscriptions.MAX_SUBSCRIPTIONS):
-        subscriptions.subscribe(signed_in_user, "webhook", f"https://example.org/{number}", ["record"])
+        subscriptions.subscribe(signed_in_user, "discord", f"{DISCORD[:-1]}{number}", ["record"])
     with pytest.raises(SubscriptionError, match="You have 10 subscriptions"):
-        subscriptions.subscribe(signed_in_user, "webhook", "https://example.org/more", ["record"])
+        subscriptions.subscribe(signed_in_user, "discord", f"{DISCORD[:-2]}xx", ["record"])
 
 
-def test_subscription_admin_hides_addresses_and_secrets(admin_client: Client, signed_in_user: User) -> None:
-    subscription = Subscription.objects.create(
-        user=signed_in_user, kind="discord", address=DISCORD, secret="between us"
-    )
+def test_subscription_admin_hides_addresses(admin_client: Client, signed_in_user: User) -> None:
+    subscription = Subscription.objects.create(user=signed_in_user, kind="discord", address=DISCORD)
     for address in ("", f"{subscription.pk}/change/"):
         page = admin_client.get(f"/admin/leaderboard/subscription/{address}").content.decode()
         assert "vera" in page
         assert "s3cr" not in page
-        assert "between us" not in page

@@ -33,7 +33,7 @@ def create_alert_subscriber(name: str, *roles: str) -> User:
     for role in roles:
         permissions.grant_role(user, role, None)
     Subscription.objects.create(
-        user=user, kind="webhook", address="https://example.org/", topics=["alert"], confirmed_at=EVENING
+        user=user, kind="email", address="ada@example.org", topics=["alert"], confirmed_at=EVENING
     )
     return user
 
