@@ -10,8 +10,8 @@ import pytest
 from django.test import Client
 
 from leaderboard import comparison
-from leaderboard.models import Entry, Run, Score, Track
-from leaderboard.rankings.standings_store import load_standings, recompute_standings
+from leaderboard.models import Entry, Run, Track
+from leaderboard.rankings.standings_store import load_standings
 from tests.leaderboard.views.test_page_board import extract_text
 from tests.support import boards, scene
 
@@ -71,34 +71,6 @@ def test_compare_page_with_any_query_opens(client: Client, query: str) -> None:
 
     assert response.status_code == 200
     assert "Compare runs" in extract_text(response.content)
-
-
-def test_compare_markdown_escapes_titles_in_table(client: Client) -> None:
-    track = scene.create_track()
-    first = scene.create_run(scene.create_entry(track, "a | b [x](javascript:1) @everyone <b>"), bits_per_byte=2.0)
-    second = scene.create_run(scene.create_entry(track, "Plain", sha="a" * 40))
-    Score.objects.create(run=first, name="blimp/acc", value=0.6, stderr=0.01)
-
-    text = client.get(build_compare_url([first, second])).context["markdown"]
-
-    rows = [line for line in text.splitlines() if line.startswith("|")]
-    assert {len(re.findall(r"(?<!\\)\|", row)) for row in rows} == {4}
-    assert "| blimp/acc | 0.6000 ± 0.0100 |  |" in rows
-    assert "@everyone" not in text
-    assert f"/compare/?runs={first.pk},{second.pk}" in text
-
-
-def test_compare_markdown_escapes_titles_in_sentences(board_entries: tuple[Track, dict[str, Entry]]) -> None:
-    track, entries = board_entries
-    Entry.objects.filter(pk=entries["Better"].pk).update(title="@everyone [x](y)")
-    runs = list_full_runs(entries, "Better", "Worse")
-    recompute_standings(track)
-    found = comparison.compare_pairs(runs)
-    assert found is not None
-    text = comparison.write_markdown(runs, [], found, [], "address")
-    assert "is ahead of" in text
-    assert "@everyone" not in text
-    assert "[x](y)" not in text
 
 
 @pytest.mark.parametrize(
