@@ -28,14 +28,13 @@ class DailyTrainConfig(AppConfig):
     def ready(self) -> None:
         from allauth.mfa import signals
 
-        from dailytrain import error_reports, logs, migration_checks, sign_in, tracing, two_factor
+        from dailytrain import error_reports, logs, migration_checks, sign_in, two_factor
 
         signals.authenticator_added.connect(two_factor.handle_authenticator_added)
         signals.authenticator_removed.connect(two_factor.handle_authenticator_removed)
         signals.authentication_failed.connect(two_factor.handle_authentication_failed)
         error_reports.start_error_reports()
         logs.connect_task_signals()
-        tracing.start_tracing()
         register(migration_checks.check_known_migrations, Tags.database)
         register(sign_in.check_github_oauth)
         register(sign_in.check_open_signup, Tags.security, deploy=True)

@@ -19,15 +19,9 @@ from django.core.management import call_command
 from django.core.management.base import CommandError
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn
 
 from dailytrain import schedule
 from dailytrain.processes import ManagedProcess, wait_for_file
-
-COLUMNS = (
-    *(TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn()),
-    TextColumn("{task.fields[loss]}"),
-)
 
 
 class LocalSite:
@@ -108,28 +102,6 @@ class LocalSite:
         for process in reversed(self.processes):
             self.print_message(f"Stopping {process.name}")
             process.stop()
-
-
-# --- progress of the training ----------------------------------------------------------------------------------------
-
-
-class TrainingProgress(Progress):
-    """A bar for the run that is training, if there is one."""
-
-    def __init__(self, console: Console) -> None:
-        super().__init__(*COLUMNS, console=console, transient=True)
-        self._bar: TaskID = self.add_task("", total=1, visible=False, loss="")
-
-    def show_training(self) -> None:
-        from leaderboard.models import Run
-
-        run = Run.objects.filter(state=Run.State.TRAINING).select_related("entry").first()
-        if run is None:
-            self.update(self._bar, visible=False)
-            return
-        loss = "" if run.loss is None else f"loss {run.loss:.3f}"
-        description = f"{run.entry.title}, {run.budget}"
-        self.update(self._bar, visible=True, completed=run.fraction, description=description, loss=loss)
 
 
 # --- processes -------------------------------------------------------------------------------------------------------

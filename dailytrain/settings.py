@@ -61,7 +61,7 @@ INSTALLED_APPS = [
     "allauth.mfa",
     "allauth.socialaccount",
     "allauth.socialaccount.providers.github",
-    "ninja",
+    "ninja",  # and its documentation page, without third-party requests
     "scheduler",
     "scheduler.campaigns",
     "leaderboard",
@@ -337,8 +337,6 @@ HUB_LICENSE = read_text("HUB_LICENSE", "apache-2.0")
 # SMTP server as an apprise URL: mailtos://user:password@smtp.example.org?from=train@example.org.
 # Without it there are no notifications by e-mail.
 MAIL_URL = read_text("MAIL_URL")
-# Allow webhooks of subscribers to hosts of the private network and to plain http, where all users belong to it.
-NOTICES_TO_PRIVATE_HOSTS = read_boolean("NOTICES_TO_PRIVATE_HOSTS", False)
 
 # --- page footer ----------------------------------------------------------------------------------------------------
 
@@ -366,12 +364,7 @@ STAFF_TWO_STEP = read_boolean("STAFF_TWO_STEP", bool(GITHUB_CLIENT_ID) or SITE_U
 # Function (request) -> bool: may this session use staff permissions? Used by `scheduler/sponsors/views.py`.
 SECOND_STEP_CHECK = "dailytrain.two_factor.is_satisfied"
 MFA_ADAPTER = "dailytrain.two_factor.MFAAdapter"
-MFA_FORMS = {
-    "authenticate": "dailytrain.two_factor.AuthenticateForm",
-    "reauthenticate": "dailytrain.two_factor.ReauthenticateForm",
-}
 MFA_SUPPORTED_TYPES = ["totp", "recovery_codes"]
-MFA_TOTP_TOLERANCE = 1  # accept the codes before and after: clocks of phones differ
 LOGIN_URL = "account_login"
 LOGIN_REDIRECT_URL = "my-nodes"
 ACCOUNT_ADAPTER = "dailytrain.sign_in.AccountAdapter"
@@ -434,9 +427,6 @@ METRICS_TOKEN = read_text("METRICS_TOKEN")
 SENTRY_DSN = read_text("SENTRY_DSN")
 # Name of this site there.
 SENTRY_ENVIRONMENT = read_text("SENTRY_ENVIRONMENT", "production")
-
-# Address of an OpenTelemetry collector (OTLP over HTTP) that gets traces; empty: no tracing.
-OTEL_EXPORTER_OTLP_ENDPOINT = read_text("OTEL_EXPORTER_OTLP_ENDPOINT")
 
 # --- time, language, logging --------------------------------------------------------------------------------------
 

@@ -7,18 +7,14 @@ from typing import Any
 from urllib.parse import urlencode
 
 from allauth.account.authentication import get_authentication_records
-from allauth.core.internal.cryptokit import compare_user_code
-from allauth.mfa.adapter import DefaultMFAAdapter, get_adapter
-from allauth.mfa.base import forms
+from allauth.mfa.adapter import DefaultMFAAdapter
 from allauth.mfa.models import Authenticator
-from allauth.mfa.totp.internal.auth import format_hotp_value, hotp_value, yield_hotp_counters_from_time
-from allauth.mfa.utils import decrypt, is_mfa_enabled
+from allauth.mfa.utils import is_mfa_enabled
 from cryptography.fernet import Fernet
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from django.conf import settings
 from django.contrib.auth.models import User
-from django.db import transaction
 from django.http import HttpRequest
 from django.urls import reverse
 
@@ -28,7 +24,6 @@ AUTHENTICATOR_NAMES = {
     Authenticator.Type.TOTP: "an authenticator app",
     Authenticator.Type.RECOVERY_CODES: "recovery codes",
 }
-LAST_COUNTER = "last_counter"  # in the data of an authenticator app: the interval of the newest code that was used
 SETUP_KEY = "authenticator_set_up_by"  # in a session: the user who has just set up the app in it
 
 
@@ -46,45 +41,6 @@ class MFAAdapter(DefaultMFAAdapter):  # type: ignore[misc]
 
     def get_totp_label(self, user: User) -> str:
         return user.get_username()
-
-
-@transaction.atomic
-def use_totp_code(authenticator: Authenticator, code: str) -> bool:
-    """Mark the interval of a code as used; return whether neither it nor a later one was used before (RFC 6238, 5.2).
-
-    allauth marks a code for 30 s in the cache, but accepts it for 90 s.
-    """
-    current = Authenticator.objects.select_for_update().get(pk=authenticator.pk)
-    secret = decrypt(current.data["secret"])
-    counters = [
-        counter
-        for counter in yield_hotp_counters_from_time()
-        if compare_user_code(actual=code, expected=format_hotp_value(hotp_value(secret, counter)))
-    ]
-    if not counters or max(counters) <= current.data.get(LAST_COUNTER, -1):
-        return False
-    current.data[LAST_COUNTER] = max(counters)
-    current.save(update_fields=["data"])
-    return True
-
-
-class SingleUseCodes(forms.BaseAuthenticateForm):  # type: ignore[misc]
-    """Accepts each code of an authenticator app once."""
-
-    def clean_code(self) -> str:
-        code: str = super().clean_code()
-        if self.authenticator.type == Authenticator.Type.TOTP and not use_totp_code(self.authenticator, code):
-            self._emit_authentication_failed(self.authenticator)
-            raise get_adapter().validation_error("incorrect_code")
-        return code
-
-
-class AuthenticateForm(SingleUseCodes, forms.AuthenticateForm):  # type: ignore[misc]
-    pass
-
-
-class ReauthenticateForm(SingleUseCodes, forms.ReauthenticateForm):  # type: ignore[misc]
-    pass
 
 
 def get_cipher() -> Fernet:
@@ -119,7 +75,7 @@ def handle_authenticator_added(request: HttpRequest, user: User, authenticator: 
     """Log it. Setting up the app takes a code of it, so it counts as the second factor of this session."""
     if authenticator.type == Authenticator.Type.TOTP:
         request.session[SETUP_KEY] = user.pk
-        use_totp_code(authenticator, request.POST.get("code", ""))
+        authenticator.wrap().validate_code(request.POST.get("code", ""))  # each code is accepted once
     Event.record(user.get_username(), user, f"Set up {AUTHENTICATOR_NAMES[authenticator.type]} for sign-in.")
 
 

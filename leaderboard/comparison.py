@@ -1,4 +1,4 @@
-"""Compares up to ten runs: settings, scores, multipliers of their entries; also as Markdown."""
+"""Compares up to ten runs: settings, scores, multipliers of their entries."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from leaderboard.models.standings import get_entry_name
 from leaderboard.rankings import explanations
 from leaderboard.rankings.standings import compute_standings
 from leaderboard.reproduction import build_recipe
-from scheduler.markdown import escape_markdown
 from trainer.scoring.multiplier import MultiplierRatio, TrackComparison
 
 LISTED_ELSEWHERE = ("format", "identity", "config", "seed", "budget", "arch")
@@ -174,35 +173,3 @@ def build_score_rows(runs: Sequence[Run], scores: Iterable[Score]) -> list[Score
     found = {(score.name, score.run_id): score for score in scores}
     names = sorted({name for name, _ in found}, key=lambda name: ("/" in name, name))
     return [ScoreRow(name, tuple(found.get((name, run.pk)) for run in runs)) for name in names]
-
-
-# --- Markdown --------------------------------------------------------------------------------------------------------
-
-
-def write_markdown(
-    runs: Sequence[Run], differ: Sequence[Difference], found: Pairs | None, rows: Sequence[ScoreRow], address: str
-) -> str:
-    heads = [f"run {run.pk}" for run in runs]
-    tasks = [row for row in rows if "/" in row.name]
-    facts = [
-        ["", *heads],
-        ["entry", *(run.entry.title for run in runs)],
-        ["bits per byte", *(format_plus_minus(run.bits_per_byte, run.bits_per_byte_stderr) for run in runs)],
-        ["training FLOPs", *(formatting.power(run.train_flops) if run.train_flops else "" for run in runs)],
-        *([task.name, *(format_plus_minus(of.value, of.stderr) if of else "" for of in task.cells)] for task in tasks),
-        *([row.name, *row.values] for row in differ),
-    ]
-    sentences = [f"- {escape_markdown(sentence)}" for sentence in found.sentences] if found else []
-    scale = [f"Multipliers over all runs that count, at {found.scale}:", *sentences, ""] if found else []
-    return "\n".join([f"### Compared: {', '.join(heads)}", "", *scale, *write_markdown_table(facts), "", address, ""])
-
-
-def format_plus_minus(value: float | None, stderr: float | None) -> str:
-    if value is None:
-        return ""
-    return f"{value:.4f}" if stderr is None else f"{value:.4f} ± {stderr:.4f}"
-
-
-def write_markdown_table(rows: Sequence[Sequence[str]]) -> list[str]:
-    lines = [f"| {' | '.join(escape_markdown(cell) for cell in row)} |" for row in rows]
-    return [lines[0], f"|{' --- |' * len(rows[0])}", *lines[1:]]

@@ -33,7 +33,6 @@ def privacy(request: HttpRequest) -> HttpResponse:
         "text_days": settings.REPHRASE_TEXT_DAYS,
         "session_days": settings.SESSION_COOKIE_AGE // 86400,
         "has_reports": bool(settings.SENTRY_DSN),
-        "has_traces": bool(settings.OTEL_EXPORTER_OTLP_ENDPOINT),
     }
     return render(request, "privacy.html", context)
 

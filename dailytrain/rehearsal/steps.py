@@ -14,7 +14,7 @@ from django.core.management.base import CommandError
 from django.utils import timezone
 from django_celery_beat.models import IntervalSchedule, PeriodicTask
 
-from dailytrain.local_site import LocalSite, TrainingProgress, build_node_process, get_log_path
+from dailytrain.local_site import LocalSite, build_node_process, get_log_path
 from dailytrain.rehearsal.full_tracks import FullTrack
 from dailytrain.rehearsal.node import ReportedHardware
 from dailytrain.rehearsal.scaled_tracks import SUITE, build_track
@@ -83,8 +83,7 @@ class Rehearsal:
         with self.name_step("nodes"):
             self.site.start_services()
             self.start_nodes(tracks)
-        with TrainingProgress(self.site.console) as self.progress:
-            self.run_nights(tracks)
+        self.run_nights(tracks)
         for track in tracks:
             standings_store.recompute_standings(track)
         return tracks
@@ -169,7 +168,6 @@ class Rehearsal:
                 raise StoppedError
             if self.site.print_events() or steps != (steps := read_steps()):
                 last = time.monotonic()
-            self.progress.show_training()
             if exited := self.site.list_exited():
                 raise StepError(f"{exited[0].name} exited:\n{exited[0].read_last_lines()}", exited[0].log)
             if failed := Run.objects.failed().first():

@@ -16,7 +16,6 @@ from typing_extensions import TypedDict
 
 from leaderboard.api import entries, pool, runs, tracks
 from leaderboard.api.auth import AddressThrottle
-from leaderboard.api.documentation import DocumentationPage
 from leaderboard.api.errors import DocumentedAPI, UnavailableError
 from scheduler.campaigns import public_routes
 
@@ -34,7 +33,6 @@ api = DocumentedAPI(
     version="1",
     urls_namespace="api",
     description=DESCRIPTION,
-    docs=DocumentationPage(),
     throttle=[AddressThrottle()],
 )
 

@@ -9,7 +9,7 @@ from django.shortcuts import get_object_or_404
 from django.utils import timezone
 from ninja import Router
 
-from leaderboard.api.pagination import Before, Cursor, Limit, Page, paginate, parse_states
+from leaderboard.api.pagination import Cursor, Limit, Page, paginate, parse_states
 from leaderboard.graphs import GraphFileDict, list_download_links
 from leaderboard.integrations.github import comment_text
 from leaderboard.models import Entry, Run
@@ -42,15 +42,14 @@ def entries(
     state: str = "",
     track: str = "",
     author: str = "",
-    cursor: Cursor = "",
-    before: Before = None,
+    cursor: Cursor = None,
     limit: Limit = 50,
 ) -> EntryPage:
     """Entries, newest first. `state` takes several states, separated by commas."""
     rows = Entry.objects.select_related("track")
     filters = {"state__in": parse_states(state, Entry.State), "track__slug": track, "author__iexact": author}
     rows = rows.filter(**{name: value for name, value in filters.items() if value})
-    page, links = paginate(rows, cursor, before, limit)
+    page, links = paginate(rows, cursor, limit)
     return {"items": [entry.to_dict() for entry in page], **links}
 
 
@@ -74,7 +73,7 @@ def get_entry(request: HttpRequest, entry_id: int) -> EntryDetail:
     }
 
 
-MARKDOWN = {"200": {"description": "The text.", "content": {"text/markdown": {"schema": {"type": "string"}}}}}
+MARKDOWN = {200: {"description": "The text.", "content": {"text/markdown": {"schema": {"type": "string"}}}}}
 
 
 @router.get("/entries/{entry_id}/summary", openapi_extra={"responses": MARKDOWN})

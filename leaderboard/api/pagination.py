@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 from typing import Annotated, TypeVar
 
 from django.db.models import Model, QuerySet, TextChoices
@@ -12,17 +10,12 @@ from ninja.errors import HttpError
 from typing_extensions import TypedDict
 
 Limit = Annotated[int, Query(ge=1, le=200)]
-Cursor = Annotated[str, Query(max_length=100, description="The `cursor` of the previous page.")]
-Before = Annotated[
-    int | None, Query(description="Rows with a smaller id only: the `next` of the previous page.", deprecated=True)
-]
-PREFIX = "before:"
+Cursor = Annotated[int | None, Query(ge=0, lt=2**63, description="The `cursor` of the previous page.")]
 Row = TypeVar("Row", bound=Model)
 
 
 class Page(TypedDict):
-    cursor: str | None  # of the next page, opaque; null on the last page
-    next: int | None  # deprecated: `before` of the next page
+    cursor: int | None  # of the next page; null on the last page
 
 
 def parse_states(value: str, states: type[TextChoices]) -> list[str]:
@@ -33,27 +26,8 @@ def parse_states(value: str, states: type[TextChoices]) -> list[str]:
     return names
 
 
-def paginate(rows: QuerySet[Row], cursor: str, before: int | None, limit: int) -> tuple[list[Row], Page]:
-    """Return one page of the rows, and its links to the next. One query; an invalid cursor is a 422."""
-    last = decode_cursor(cursor) if cursor else before
+def paginate(rows: QuerySet[Row], cursor: int | None, limit: int) -> tuple[list[Row], Page]:
+    """Return one page of the rows, and the cursor of the next: the id of the last row. One query."""
     rows = rows.order_by("-pk")
-    found = list((rows if last is None else rows.filter(pk__lt=last))[: limit + 1])
-    if len(found) <= limit:
-        return found, {"cursor": None, "next": None}
-    end = found[limit - 1].pk
-    return found[:limit], {"cursor": encode_cursor(end), "next": end}
-
-
-def encode_cursor(last: int) -> str:
-    return base64.urlsafe_b64encode(f"{PREFIX}{last}".encode()).decode().rstrip("=")
-
-
-def decode_cursor(cursor: str) -> int:
-    try:
-        text = base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)).decode()
-    except (binascii.Error, ValueError):
-        text = ""
-    number = text.removeprefix(PREFIX)
-    if not text.startswith(PREFIX) or not (number.isascii() and number.isdigit() and len(number) < 19):
-        raise HttpError(422, "cursor: invalid. Begin again without a cursor.")
-    return int(number)
+    found = list((rows if cursor is None else rows.filter(pk__lt=cursor))[: limit + 1])
+    return found[:limit], {"cursor": found[limit - 1].pk if len(found) > limit else None}

@@ -10,7 +10,7 @@ from django.utils import timezone
 from ninja import Router, Schema
 from pydantic import BeforeValidator, Field
 
-from leaderboard.api.pagination import Before, Cursor, Limit, paginate
+from leaderboard.api.pagination import Cursor, Limit, paginate
 from leaderboard.models import Run
 from leaderboard.models.runs import RunDict
 from leaderboard.pool_nodes import find_working_nodes
@@ -76,15 +76,14 @@ class PoolNode(Schema):
 
 
 class NodePage(Schema):
-    cursor: str | None
-    next: int | None
+    cursor: int | None
     items: list[PoolNode]
 
 
 @router.get("/nodes", response=NodePage)
-def nodes(request: HttpRequest, cursor: Cursor = "", before: Before = None, limit: Limit = 50) -> dict[str, Any]:
+def nodes(request: HttpRequest, cursor: Cursor = None, limit: Limit = 50) -> dict[str, Any]:
     """Nodes and their work, newest node first."""
-    found, links = paginate(find_working_nodes(), cursor, before, limit)
+    found, links = paginate(find_working_nodes(), cursor, limit)
     return {"items": found, **links}
 
 

@@ -21,7 +21,7 @@ from leaderboard import lineage
 from leaderboard import runs as run_queue
 from leaderboard.api.auth import Bearer, Requester, RunRequestThrottle, TokenThrottle
 from leaderboard.api.errors import describe_error
-from leaderboard.api.pagination import Before, Cursor, Limit, Page, paginate, parse_states
+from leaderboard.api.pagination import Cursor, Limit, Page, paginate, parse_states
 from leaderboard.charts.curve_svg import MAX_POINTS, load_thinned_points
 from leaderboard.graphs import GraphFileDict, list_download_links
 from leaderboard.lineage import StageDict
@@ -90,8 +90,7 @@ def list_runs(
     track: str = "",
     entry: int | None = None,
     ids: Annotated[str, Query(pattern=r"^([0-9]{1,18}(,[0-9]{1,18})*)?$")] = "",
-    cursor: Cursor = "",
-    before: Before = None,
+    cursor: Cursor = None,
     limit: Limit = 50,
 ) -> RunPage:
     """Runs, newest first. `state` takes several states and `ids` several ids, separated by commas."""
@@ -102,7 +101,7 @@ def list_runs(
         "pk__in": ids.split(",") if ids else [],
     }
     rows = Run.objects.with_entry().filter(**{name: value for name, value in filters.items() if value})
-    page, links = paginate(rows, cursor, before, limit)
+    page, links = paginate(rows, cursor, limit)
     return {"items": add_scores(page), **links}
 
 

@@ -10,7 +10,7 @@ from django.template.loader import render_to_string
 from resvg_py import svg_to_bytes
 
 from leaderboard import formatting
-from leaderboard.charts import curve_svg
+from leaderboard.charts import panels
 from leaderboard.charts.frontier import get_multiplier, load_records
 from leaderboard.models import Entry, Run, Standing, StandingsTable, Track
 from leaderboard.rankings.standings_store import load_standings
@@ -70,8 +70,8 @@ def draw_card(title: str, subtitle: str, number: tuple[str, str], footer: str, r
         "number": number,
         "site": settings.SITE_NAME,
     }
-    picture = curve_svg.draw_curve(run, curve_svg.load_curve(run)) if run else None
-    svg = render_to_string("leaderboard/card.svg", {**texts, "run": run, "picture": picture})
+    picture = panels.draw_run(run) if run else None
+    svg = render_to_string("leaderboard/card.svg", {**texts, "picture": picture})
     return svg_to_bytes(svg.translate(NOT_XML))
 
 

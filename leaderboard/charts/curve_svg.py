@@ -79,18 +79,6 @@ class Dot(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Picture:
-    raw: Way
-    smooth: Way
-    dev: list[Dot]
-    last: Dot
-    x_ticks: list[Tick]
-    y_ticks: list[Tick]
-    x: Abscissa
-    summary: str
-
-
-@dataclass(frozen=True)
 class Whisker:
     """A value and its 95 % interval, in per cent of the scale."""
 
@@ -180,35 +168,6 @@ def smooth_values(values: Sequence[float], share: float = 1 / 50) -> list[float]
 def windows(length: int, share: float) -> tuple[float, ...]:
     widest = max(length * share, 4)
     return tuple(max(1.0, min(widest, i / 6)) for i in range(length))
-
-
-def draw_curve(run: Run, curve: Curve, x: Abscissa = "tokens") -> Picture | None:
-    """Return the drawing; None before the first point. An unfinished run leaves room for the rest."""
-    train, calm, dev = curve.train, curve.smooth, curve.dev
-    if not train:
-        return None
-    own = curve.columns
-    y_low, y_high = pad_range(*own["loss"].tolist(), *(point.loss for point in dev))
-    x_high = find_axis_end(run, float(own[x][-1]))
-
-    def place(x: Array, loss: Array) -> Way:
-        return 100 * x / x_high, 100 * (y_high - loss) / (y_high - y_low)
-
-    line = place(own[x], np.array(calm))
-    seen = [(getattr(point, x), point.loss) for point in dev]
-    return Picture(
-        raw=place(own[x], own["loss"]),
-        smooth=line,
-        dev=build_dots(place(*np.array(seen, dtype=float).reshape(-1, 2).T)),
-        last=find_last_dot(line),
-        x_ticks=[Tick(round(100 * tick / x_high, 2), x_label(x)(tick)) for tick in x_steps(x, x_high)],
-        y_ticks=[
-            Tick(round(100 * (y_high - tick) / (y_high - y_low), 2), label) for tick, label in y_steps(y_low, y_high)
-        ],
-        x=x,
-        summary=f"Loss curve: from {train[0].loss:.2f} to {calm[-1]:.2f} nats per token "
-        f"after {compact(train[-1].tokens)} tokens.",
-    )
 
 
 def find_axis_end(run: Run, last: float, since: float = 0.0) -> float:

@@ -17,19 +17,17 @@ class Subscription(models.Model):
     """An address for notices, and the topics that its owner chose."""
 
     class Kind(models.TextChoices):
-        """One file each in `leaderboard/notifications/channels/`."""
+        """One class each in `leaderboard/notifications/channels/`."""
 
         DISCORD = "discord", "Discord"
         SLACK = "slack", "Slack"
         EMAIL = "email", "E-mail"
-        WEBHOOK = "webhook", "Webhook"
 
     user = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="subscriptions")
     kind = models.CharField(max_length=8, choices=Kind.choices)
     address = models.CharField(
         max_length=500, help_text="Discord and Slack addresses are secrets: never displayed again."
     )
-    secret = models.CharField(max_length=64, blank=True, help_text="Signing secret of a webhook.")
     topics = models.JSONField(default=list, blank=True, help_text="Keys of `leaderboard.notifications.topics.TOPICS`.")
     created_at = models.DateTimeField(default=timezone.now)
     confirmed_at = models.DateTimeField(

@@ -1,4 +1,4 @@
-"""Limits of metrics, for Prometheus' alert rules and for the page in the admin."""
+"""Limits of metrics, for the page in the admin and for notices; `docker/prometheus/alerts.yml` has the same."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
 
 from leaderboard import formatting
 from leaderboard.monitoring.metrics import PREFIX, collect_metrics
@@ -85,55 +84,3 @@ def list_measurements(now: datetime) -> Iterator[Measurement]:
             label = " ".join(sample.labels.values())
             name = family.name.removeprefix(PREFIX)
             yield Measurement(name, family.documentation, label, sample.value, alert)
-
-
-# --- files for Prometheus and Grafana --------------------------------------------------------------------------------
-
-
-def build_alert_rules() -> dict[str, Any]:
-    """Return the content of `docker/prometheus/alerts.yml`."""
-    rules = [
-        {
-            "alert": alert.name,
-            "expr": f"{PREFIX}{alert.metric} > {alert.limit:g}",
-            "for": f"{alert.minutes}m",
-            "annotations": {"summary": alert.advice},
-        }
-        for alert in ALERTS
-    ]
-    unreachable = {
-        "alert": "SiteUnreachable",
-        "expr": 'up{job="dailytrain"} == 0',
-        "for": "5m",
-        "annotations": {"summary": "The site does not answer /metrics. Check the web process and the database."},
-    }
-    return {"groups": [{"name": "dailytrain", "rules": [unreachable, *rules]}]}
-
-
-def build_dashboard(now: datetime) -> dict[str, Any]:
-    """Return the content of `docker/grafana/dashboard.json`: one panel for each metric."""
-    families = list(collect_metrics(now))
-    panels = [build_panel(number, family.name, family.documentation) for number, family in enumerate(families)]
-    return {
-        "uid": "dailytrain",
-        "title": "The Daily Train",
-        "schemaVersion": 39,
-        "time": {"from": "now-2d", "to": "now"},
-        "refresh": "1m",
-        "templating": {"list": [{"name": "source", "type": "datasource", "query": "prometheus"}]},
-        "panels": panels,
-    }
-
-
-def build_panel(number: int, metric: str, title: str) -> dict[str, Any]:
-    """Return a time series, three in a row."""
-    unit = "s" if metric.endswith("_seconds") else "percentunit" if metric.endswith("_share") else "short"
-    return {
-        "id": number + 1,
-        "type": "timeseries",
-        "title": title,
-        "datasource": {"type": "prometheus", "uid": "${source}"},
-        "gridPos": {"x": 8 * (number % 3), "y": 7 * (number // 3), "w": 8, "h": 7},
-        "fieldConfig": {"defaults": {"unit": unit, "min": 0}, "overrides": []},
-        "targets": [{"refId": "A", "expr": metric}],
-    }

@@ -1,7 +1,7 @@
 """Queues a notice for each subscriber in the outbox, in the transaction of its cause; a worker sends it.
 
 Events of nodes and entries cause notices (`notify_about_events`); the morning report is queued directly.
-A notice is sent once, or twice if the worker dies while sending. Webhooks carry the delivery id.
+A notice is sent once, or twice if the worker dies while sending.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def send_notice(queued: OutboxMessage) -> Mapping[str, Any]:
     if subscription is None or message is None or timezone.now() - queued.created_at > MAX_AGE:
         return {"sent": False}
     try:
-        CHANNELS[subscription.kind].send(message, subscription, queued.pk)
+        CHANNELS[subscription.kind].send(message, subscription)
     except DeliveryError as error:
         if not error.is_permanent and queued.attempts < MAX_ATTEMPTS:
             raise outbox.RetryLater(str(error)) from error

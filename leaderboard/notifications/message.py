@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
@@ -26,8 +24,6 @@ class Message:
     url: str
     """URL of the page with details."""
     files: tuple[Attachment, ...] = ()
-    facts: Mapping[str, Any] = field(default_factory=dict)
-    """The content as data, for webhooks."""
 
 
 class DeliveryError(Exception):

@@ -32,7 +32,6 @@ def compose_report(day: date) -> Message | None:
         lines=tuple(line for night, run in results for line in format_lines(night, run)),
         url=settings.SITE_URL + (first.get_absolute_url() if first else reverse("calendar")),
         files=build_attachments(first) if first else (),
-        facts={"date": day.isoformat(), "nights": [build_facts(night, run) for night, run in results]},
     )
 
 
@@ -73,17 +72,6 @@ def describe_state(night: Night) -> str:
     if run.state == Run.State.SCORING:
         return f"{run.entry.title} is trained and being scored."
     return f"{run.entry.title} failed: {run.reason}"
-
-
-def build_facts(night: Night, finished: Run | None) -> dict[str, object]:
-    run = finished or night.run
-    return {
-        "track": night.track.slug,
-        "sentence": night.sentence,
-        "run": run.pk if run else None,
-        "state": run.state if run else None,
-        "bits_per_byte": run.bits_per_byte if run else None,
-    }
 
 
 def build_attachments(run: Run) -> tuple[Attachment, Attachment]:

@@ -41,5 +41,4 @@ def compose_alert(about: str) -> Message | None:
         title=f"{settings.SITE_NAME}: {row.alert.name}{where}",
         lines=(f"{row.meaning} Now {row.value_text}, limit {row.limit_text}.", row.alert.advice),
         url=settings.SITE_URL + reverse("admin:monitoring"),
-        facts={"alert": row.alert.name, "label": row.label, "value": row.value, "limit": row.alert.limit},
     )

@@ -29,7 +29,7 @@ class SubscriptionError(ValueError):
 
 
 def subscribe(user: User, kind: str, address: str, topics: Collection[str]) -> Subscription:
-    """Create a subscription. An e-mail address has to confirm it first; a webhook gets a new secret."""
+    """Create a subscription. An e-mail address has to confirm it first."""
     address = CHANNELS[kind].clean_address(address)
     needs_confirmation = kind == Subscription.Kind.EMAIL
     with transaction.atomic():
@@ -45,7 +45,6 @@ def subscribe(user: User, kind: str, address: str, topics: Collection[str]) -> S
                     kind=kind,
                     address=address,
                     topics=filter_topics(user, topics),
-                    secret=secrets.token_urlsafe(32) if kind == Subscription.Kind.WEBHOOK else "",
                     confirmed_at=None if needs_confirmation else timezone.now(),
                 )
         except IntegrityError:

@@ -75,12 +75,6 @@ class RecordTopic(Topic):
                 *(f"It claims the bounty {bounty.goal}: {bounty.reward}" for bounty in claimed),
             ),
             url=settings.SITE_URL + entry.get_absolute_url(),
-            facts={
-                "entry": entry.pk,
-                "track": entry.track.slug,
-                "multiplier": row.multiplier if row else None,
-                "bounties": [bounty.pk for bounty in claimed],
-            },
         )
 
 
@@ -103,7 +97,6 @@ class NodeTopic(Topic):
                 title=f"{node.name} fails",
                 lines=(describe_failure(node),),
                 url=settings.SITE_URL + reverse("node", args=[node.pk]),
-                facts={"node": node.name, "fault": node.fault, "reason": node.reason},
             )
         if node.state != Node.State.OFFLINE:
             return None
@@ -112,7 +105,6 @@ class NodeTopic(Topic):
             title=f"{node.name} is offline",
             lines=(line, "If it should be lent now, check that the machine is on and the agent is running."),
             url=settings.SITE_URL + reverse("nodes"),
-            facts={"node": node.name, "last_seen": node.last_seen.isoformat() if node.last_seen else None},
         )
 
 
@@ -141,7 +133,6 @@ class ApprovalTopic(Topic):
             title=f"Waits for approval: {entry.title}",
             lines=(f"{entry.architecture}{by}, commit {entry.sha[:8]}, for {entry.track.name}.", *hypothesis, *smoke),
             url=settings.SITE_URL + entry.get_absolute_url(),
-            facts={"entry": entry.pk, "sha": entry.sha, "track": entry.track.slug, "author": entry.author},
         )
 
 

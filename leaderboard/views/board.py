@@ -14,7 +14,7 @@ from django.views.decorators.http import condition, require_safe
 
 from leaderboard.board.query import BoardQuery, load_board_rows, parse_axis
 from leaderboard.board.table import build_board_table
-from leaderboard.charts import curve_svg
+from leaderboard.charts import panels
 from leaderboard.charts.frontier import build_frontier, build_records, get_leader
 from leaderboard.charts.multiplier_charts import draw_ladder
 from leaderboard.markdown import render_markdown
@@ -136,7 +136,7 @@ def build_train_context(live: list[Run]) -> dict[str, Any]:
     """Return the context of the part `train`."""
     if not live:
         return {"run": None}
-    return {"run": live[0], "picture": curve_svg.draw_curve(live[0], curve_svg.load_curve(live[0]))}
+    return {"run": live[0], "picture": panels.draw_run(live[0])}
 
 
 def filter_shown_run(slug: str) -> RunQuerySet:

@@ -65,7 +65,6 @@ def build_comparison(request: HttpRequest, runs: Sequence[Run]) -> dict[str, Any
     same_track = [run for run in runs if run.track_id == runs[0].track_id]
     pairs = comparison.compare_pairs(same_track) if is_on_board(runs[0]) else None
     scores = comparison.build_score_rows(runs, Score.objects.filter(run__in=runs))
-    link = request.build_absolute_uri(f"{reverse('compare')}?runs={','.join(str(run.pk) for run in runs)}")
     return {
         **build_panels_context(request, shown),
         "numbers": [(number, run, build_points_table(curves[run.pk], rows_each)) for number, run in enumerate(runs)],
@@ -77,7 +76,6 @@ def build_comparison(request: HttpRequest, runs: Sequence[Run]) -> dict[str, Any
         "paired": paired_comparison.compare_with_first(runs) if "paired" in request.GET else None,
         "paired_address": build_query_string(request, paired="1"),
         "most_paired": paired_comparison.MAX_RUNS,
-        "markdown": comparison.write_markdown(runs, differ, pairs, scores, link),
     }
 
 

@@ -61,24 +61,14 @@ def list_subscriptions(request: HttpRequest) -> HttpResponse:
     if request.method == "POST" and form.is_valid():
         data = form.cleaned_data
         try:
-            made = subscriptions.subscribe(user, data["kind"], data["address"], data["topics"])
+            subscriptions.subscribe(user, data["kind"], data["address"], data["topics"])
         except subscriptions.SubscriptionError as error:
             form.add_error(None, str(error))
         else:
-            if made.secret:
-                return render_notices(
-                    request, NoticesForm(user=user, initial=first), new=made
-                )  # the one time that it is shown
             return redirect("notices")
-    return render_notices(request, form)
-
-
-def render_notices(request: HttpRequest, form: NoticesForm, new: Subscription | None = None) -> HttpResponse:
-    user = cast(User, request.user)
     offered = list_choosable_topics(user)
     context = {
         "form": form,
-        "new": new,
         "subscriptions": [
             (
                 one,

@@ -19,12 +19,11 @@ from django.views.decorators.http import condition, require_POST, require_safe
 from leaderboard import actions, caps, graphs, lineage, permissions, run_logs
 from leaderboard.charts import curve_svg
 from leaderboard.charts.panels import (
-    SMOOTHINGS,
     Shown,
-    View,
     build_evaluations_table,
-    build_panels,
     build_points_table,
+    draw_losses,
+    list_drawn_metrics,
     script_columns,
 )
 from leaderboard.job_handlers import notebooks
@@ -143,15 +142,16 @@ def build_curves_context(
 
 
 def build_panels_context(request: HttpRequest, shown: Sequence[Shown]) -> dict[str, Any]:
-    """Return the charts that the query string selects, and its choices."""
-    view = View.from_query(request.GET)
-    panels = build_panels(shown, view)
+    """Return the picture of the loss over the x axis of the query string, and what a script draws in its place."""
+    x = next((name for name in curve_svg.ABSCISSAE if name == request.GET.get("x")), curve_svg.ABSCISSAE[0])
     return {
-        "view": view,
+        "x": x,
         "abscissae": [(name, X_LABELS[name], build_query_string(request, x=name)) for name in curve_svg.ABSCISSAE],
-        "smoothings": SMOOTHINGS,
-        "main_panel": panels[0] if panels else None,
-        "small_panels": panels[1:],
+        "smoothings": ("none", "light", "medium", "strong"),
+        "smoothing": request.GET.get("smooth", "medium"),
+        "log_axes": request.GET.getlist("log"),
+        "picture": draw_losses(shown, x),
+        "small_panels": list_drawn_metrics(shown),
     }
 
 

@@ -17,7 +17,7 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.http import condition, require_POST, require_safe
 
 from scheduler import node_tokens, storage
-from scheduler.campaigns import dataset_files, planner_form, publishing, statistics
+from scheduler.campaigns import dataset_files, publishing, statistics
 from scheduler.campaigns.models import Campaign
 from scheduler.errors import RangeError
 from scheduler.models import Event
@@ -84,7 +84,6 @@ def campaign(request: HttpRequest, slug: str) -> HttpResponse:
         **build_join_commands(found),
         "facts": list_facts(found),
         "credits": dataset_files.list_credits(found),
-        "planner": planner_form.build_planner(found, request.GET),
         "hub_url": publishing.get_hub_url(found),
         "revision": found.state,
     }

@@ -1,6 +1,5 @@
-// The comparison page: the curves of all its runs, each in its own color, and a Copy button for the Markdown table.
+// The comparison page: the curves of all its runs, each in its own color.
 
-import "./copy.js";
 import { CurvePanels, connectViewForm } from "./curves.js";
 import { startClock, startPolling } from "./live.js";
 startClock();

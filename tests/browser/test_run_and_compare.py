@@ -134,8 +134,6 @@ def test_runs_selected_on_the_board_are_compared_also_without_script(
     expect(page.get_by_role("heading", level=1)).to_have_text("2 runs, side by side")
     expect(page).to_have_url(re.compile(r"/compare/\?runs=\d+,\d+$"))
     expect(page.locator(".verdicts")).to_contain_text("is ahead of")
-    page.get_by_role("button", name="Copy").click()
-    expect(page.get_by_role("button", name=re.compile("Cop"))).to_be_visible()
     page.get_by_role("link", name=re.compile("Take run")).first.click()
     expect(page.locator(".chosen tbody tr")).to_have_count(1)
 
@@ -143,10 +141,9 @@ def test_runs_selected_on_the_board_are_compared_also_without_script(
     page = open_page(f"/compare/?runs={better.pk},{level.pk}", java_script_enabled=False, **WIDE)
     expect(page.locator("#curve path.smooth")).to_have_count(2)
 
-    page.get_by_label("log across").check()
-    page.get_by_role("button", name="Draw").click()
+    page.get_by_role("link", name="FLOPs", exact=True).click()
 
-    expect(page).to_have_url(re.compile(rf"runs={better.pk}(,|%2C){level.pk}&.*log=x"))
+    expect(page).to_have_url(re.compile(rf"runs={better.pk}(,|%2C){level.pk}&.*x=flops"))
     expect(page.locator("#curve path.smooth")).to_have_count(2)
     page.get_by_text(f"The numbers of run {better.pk}").click()
     expect(page.get_by_role("columnheader", name="Learning rate").first).to_be_visible()

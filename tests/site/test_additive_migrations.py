@@ -27,6 +27,7 @@ BEFORE_THE_FIRST_RELEASE = {
     "leaderboard.0016_remove_reported_records",
     "leaderboard.0018_one_default_track",
     "leaderboard.0019_one_table_of_durable_work",
+    "leaderboard.0021_remove_webhook_subscriptions",
     "scheduler.0002_milestones",
 }
 """These need the site stopped. A later one is listed only if the release before no longer uses what it removes."""

@@ -25,7 +25,6 @@ AWS_VARIABLES = {"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SHARED_CREDE
 OF_THE_IMAGE = {
     *("DAILYTRAIN_HOME", "STATIC_ROOT", "WHEELS", "DOCS_FOLDER", "REPHRASE_FILES"),  # folders of the image
     "DEBUG",  # never in production
-    "OTEL_EXPORTER_OTLP_ENDPOINT",  # the image has no OpenTelemetry, without which the setting stops each process
 }
 
 

@@ -57,7 +57,7 @@ def user() -> User:
     Event.record(NAME, night["best"], f"Cancelled by {NAME}: a typo.")
     Sponsor.objects.create(user=user, name="Wilhelmina W.")
     Volunteer.objects.create(user=user, name=NAME)
-    Subscription.objects.create(user=user, kind="email", address="wil@example.org", secret="letter-secret")
+    Subscription.objects.create(user=user, kind="email", address="wil@example.org")
     ApiToken.objects.create(owner=user, name="ci", token_hash="api-hash")
     Event.objects.create(actor=NAME, target_kind="user", target_id=user.pk, sentence=f"{NAME} is a core member now.")
     Event.objects.create(
@@ -77,7 +77,7 @@ def test_export_has_every_relation_and_no_secret(user: User, capsys: pytest.Capt
         "auth.user", "scheduler.event"
     }  # fmt: skip
     assert "wil@example.org" in text
-    for secret in ("secret-hash", "api-hash", "letter-secret", user.password):
+    for secret in ("secret-hash", "api-hash", user.password):
         assert secret not in text
     with pytest.raises(CommandError, match="There is no user 'nobody'"):
         call_command("export_person", "nobody")

@@ -26,6 +26,5 @@ def addresses(night: dict[str, Any]) -> dict[str, str]:
         "about": "/about/",
         "learned": "/learned/",
         "acknowledgements": "/acknowledgements/",
-        "API": "/api/v1/docs",
         "sign in": "/accounts/login/",
     }

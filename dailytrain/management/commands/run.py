@@ -15,7 +15,7 @@ from django.conf import settings
 from django.core.management import call_command
 from django.core.management.base import BaseCommand, CommandError
 
-from dailytrain.local_site import LocalSite, TrainingProgress, build_node_process, check_port
+from dailytrain.local_site import LocalSite, build_node_process, check_port
 
 NODE_NAME = "this-machine"
 
@@ -72,14 +72,12 @@ class Command(BaseCommand):
         site.console.rule()
 
     def supervise(self) -> None:
-        """Until the command is stopped, restart processes that exit and print events and progress."""
+        """Until the command is stopped, restart processes that exit and print events."""
         self.site.skip_events()
-        with TrainingProgress(self.site.console) as progress:
-            while not self.site.stopping.wait(1):
-                self.site.restart_exited()
-                self.site.print_events()
-                self.enter_architectures()
-                progress.show_training()
+        while not self.site.stopping.wait(1):
+            self.site.restart_exited()
+            self.site.print_events()
+            self.enter_architectures()
 
     def enter_architectures(self) -> None:
         from leaderboard.schedule.first_season import enter_after_first_run

@@ -50,7 +50,7 @@ class DiscordChannel(Channel):
     def mask_address(self, address: str) -> str:
         return f"discord.com, webhook {address.split('/')[-2]}"
 
-    def send(self, message: Message, subscription: Subscription, delivery: int) -> None:
+    def send(self, message: Message, subscription: Subscription) -> None:
         webhook, token = subscription.address.split("/")[-2:]
         body = "\n".join([*map(escape_discord_markup, message.lines), message.url])
         address = f"discord://{webhook}/{token}/?avatar=no&footer=no&format=text"
@@ -80,7 +80,7 @@ class SlackChannel(Channel):
     def mask_address(self, address: str) -> str:
         return f"hooks.slack.com, workspace {address.split('/')[-3]}"
 
-    def send(self, message: Message, subscription: Subscription, delivery: int) -> None:
+    def send(self, message: Message, subscription: Subscription) -> None:
         team, app, secret = subscription.address.split("/")[-3:]
         lines = [line.translate(self.escapes) for line in message.lines]
         body = "\n".join([*lines, message.url, *(f"{file.name}: {file.url}" for file in message.files)])
@@ -110,7 +110,7 @@ class EmailChannel(Channel):
         name, _, host = address.partition("@")
         return f"{name[:2]}…@{host}"
 
-    def send(self, message: Message, subscription: Subscription, delivery: int) -> None:
+    def send(self, message: Message, subscription: Subscription) -> None:
         more = "&" if "?" in settings.MAIL_URL else "?"
         address = f"{settings.MAIL_URL}{more}to={quote(subscription.address)}&format=text"
         foot = f"\n--\n{settings.SITE_NAME}. To unsubscribe: {email_links.build_link(subscription, 'stop')}"

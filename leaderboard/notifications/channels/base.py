@@ -24,6 +24,6 @@ class Channel:
         """Return the address without its secret parts."""
         raise NotImplementedError
 
-    def send(self, message: Message, subscription: Subscription, delivery: int) -> None:
-        """Send a message. `delivery`: its id, the same in each attempt. Raises DeliveryError."""
+    def send(self, message: Message, subscription: Subscription) -> None:
+        """Send a message. Raises DeliveryError."""
         raise NotImplementedError

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 from typing import Any
 
 import pytest
-from django.http import QueryDict
 from django.test import Client
 from pytest_django import DjangoAssertNumQueries
 
 from leaderboard import formatting
 from leaderboard.charts import curve_svg, panels
-from leaderboard.charts.panels import Shown, View
+from leaderboard.charts.panels import Shown
 from leaderboard.job_handlers import metrics
 from leaderboard.models import Run
 from leaderboard.rankings.standings_store import load_standings, recompute_standings
@@ -23,11 +21,6 @@ from tests.leaderboard.views.test_page_board import extract_text
 from tests.support import boards, scene
 
 pytestmark = pytest.mark.django_db
-
-
-def build_panels(run: Run, query: str = "") -> dict[str, panels.Panel]:
-    shown_runs = [Shown(run, curve_svg.load_curve(run), "this", "ink", is_alone=True)]
-    return {panel.metric.name: panel for panel in panels.build_panels(shown_runs, View.from_query(QueryDict(query)))}
 
 
 @pytest.fixture
@@ -42,22 +35,15 @@ def run() -> Run:
     return training_run
 
 
-def test_loss_panel_clips_steep_start_on_linear_axis_only(run: Run) -> None:
-    def get_highest_tick(query: str) -> float:
-        return max(float(tick.label) for tick in build_panels(run, query)["loss"].y_ticks)
-
-    assert get_highest_tick("") < 5 < 8 < get_highest_tick("log=y") + 3
-    first = re.match(r"m\S+ (\S+) ", build_panels(run)["loss"].lines[0].raw)
-    assert float(first[1]) < 0
-
-
 @pytest.mark.parametrize("x", curve_svg.ABSCISSAE)
-def test_panel_ticks_for_each_view_are_inside_the_frame(run: Run, x: str) -> None:
-    for log, smooth in itertools.product(("", "&log=x", "&log=y", "&log=x&log=y"), panels.SMOOTHINGS):
-        for panel in build_panels(run, f"x={x}{log}&smooth={smooth}").values():
-            assert all(0 <= tick.at <= 100 for tick in [*panel.x_ticks, *panel.y_ticks])
-            assert len(panel.x_ticks) >= 2
-            assert len(panel.y_ticks) >= 2
+def test_ticks_of_losses_are_inside_the_frame(run: Run, x: curve_svg.Abscissa) -> None:
+    shown = [Shown(run, curve_svg.load_curve(run), "this", "ink", is_alone=True)]
+
+    picture = panels.draw_losses(shown, x)
+
+    assert picture is not None
+    assert len(picture.x_ticks) >= 2 <= len(picture.y_ticks)
+    assert all(0 <= tick.at <= 100 for tick in [*picture.x_ticks, *picture.y_ticks])
 
 
 def test_reference_runs_are_baseline_and_leader_of_same_budget(client: Client) -> None:
@@ -84,7 +70,7 @@ def test_overlaid_run_is_drawn_without_script_in_few_queries(
     recompute_standings(track)
 
     with django_assert_max_num_queries(11):
-        page = client.get(f"{level_run.get_absolute_url()}?over={best_run.pk}&x=flops&log=x").content.decode()
+        page = client.get(f"{level_run.get_absolute_url()}?over={best_run.pk}&x=flops").content.decode()
 
     assert 'class="smooth is-record"' in page
     assert re.search(rf'value="{best_run.pk}" checked', page)
@@ -106,7 +92,7 @@ def test_run_with_one_extreme_point_is_drawn(client: Client, loss: float, fracti
     metrics.store_metrics(training_run, [{**build_train_row(1, loss), "fraction": fraction}])
     training_run.refresh_from_db()
     assert training_run.fraction == (fraction if fraction > 1e-9 else 0)
-    assert curve_svg.draw_curve(training_run, curve_svg.load_curve(training_run)) is not None
+    assert panels.draw_run(training_run) is not None
     for address in ("/", training_run.get_absolute_url(), f"/runs/{training_run.pk}/curve.png"):
         assert client.get(address).status_code == 200, address
 
@@ -115,12 +101,13 @@ def test_run_with_one_extreme_point_is_drawn(client: Client, loss: float, fracti
 def test_chart_of_unfinished_run_leaves_room_for_rest() -> None:
     run = scene.create_training_run(scene.create_entry(scene.create_track(), "main"), 450)
 
-    unfinished_chart = curve_svg.draw_curve(run, curve_svg.load_curve(run))
+    unfinished_chart = panels.draw_run(run)
 
-    assert unfinished_chart.last.x == pytest.approx(50, abs=1)
+    assert unfinished_chart.lines[0].last.x == pytest.approx(50, abs=1)
     run.state = Run.State.FAILED
-    finished_chart = curve_svg.draw_curve(run, curve_svg.load_curve(run))
-    assert finished_chart.last.x == 100
+    finished_chart = panels.draw_run(run)
+    assert finished_chart.lines[0].last is None
+    assert finished_chart.lines[0].smooth[0][-1] == 100
 
 
 FORMATTED = {

@@ -1,10 +1,8 @@
-"""Delivery of notices over real sockets: email, chats through apprise, signed webhooks, and their failures."""
+"""Delivery of notices over real sockets: email, chats through apprise, and their failures."""
 
 from __future__ import annotations
 
 import base64
-import hashlib
-import hmac
 import logging
 from collections.abc import Iterator
 from datetime import timedelta
@@ -37,7 +35,6 @@ NOTICE = Message(
         Attachment("run-7.png", "image/png", "http://127.0.0.1:8000/runs/7/curve.png", b"\x89PNG picture"),
         Attachment("run-7.csv", "text/csv", "http://127.0.0.1:8000/runs/7/curve.csv", b"step\n1\n"),
     ),
-    facts={"entry": 7},
 )
 
 
@@ -49,8 +46,7 @@ def _composed_notice(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def chat_server(monkeypatch: pytest.MonkeyPatch, settings: Any) -> Iterator[ChatServer]:
-    settings.NOTICES_TO_PRIVATE_HOSTS = True
+def chat_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[ChatServer]:
     with mail_server.run_chat_server() as server:
         monkeypatch.setattr(NotifyDiscord, "notify_url", f"{server.url}/api/webhooks")
         monkeypatch.setattr(NotifyDiscord, "request_rate_per_sec", 0)
@@ -104,28 +100,11 @@ def test_discord_notice_escapes_mentions_and_has_files(chat_server: ChatServer) 
     assert b"everyone" not in files or b"@\\u200beveryone" in files
 
 
-def test_webhook_notice_is_signed(chat_server: ChatServer) -> None:
-    create_subscription("webhook", f"{chat_server.url}/hook?x=1", secret="between us")
-    message = send_notice()
-    (post,) = chat_server.posts
-    assert post.path == "/hook?x=1"
-    timestamp = post.headers["X-Daily-Train-Timestamp"]
-    expected = hmac.new(b"between us", f"{timestamp}.".encode() + post.body, hashlib.sha256).hexdigest()
-    assert post.headers["X-Daily-Train-Signature-256"] == f"sha256={expected}"
-    assert post.headers["X-Daily-Train-Delivery"] == str(message.pk)
-    assert post.headers["Host"] == chat_server.url.removeprefix("http://")
-    assert abs(timezone.now().timestamp() - int(timestamp)) < 600
-    assert post.json["version"] == 1
-    assert post.json["title"] == NOTICE.title
-    assert post.json["facts"] == {"entry": 7}
-    assert [file["name"] for file in post.json["files"]] == ["run-7.png", "run-7.csv"]
-
-
 def test_notice_to_unavailable_service_is_retried_until_its_subscription_is_stopped(chat_server: ChatServer) -> None:
-    subscription = create_subscription("webhook", chat_server.url, secret="s")
+    subscription = create_subscription("discord", DISCORD)
     chat_server.status = 503
     message = send_notice()
-    assert (message.state, message.problem) == ("pending", "The address answered 503.")
+    assert (message.state, message.problem) == ("pending", "The service did not accept the message.")
     chat_server.status = 204
     OutboxMessage.objects.update(not_before=timezone.now())
     outbox.process_due()
@@ -141,7 +120,7 @@ def test_notice_to_unavailable_service_is_retried_until_its_subscription_is_stop
 
 
 def test_notice_that_is_old_or_of_an_ended_subscription_is_not_sent(chat_server: ChatServer) -> None:
-    subscription = create_subscription("webhook", chat_server.url, secret="s")
+    subscription = create_subscription("discord", DISCORD)
     delivery.notify_subscribers("record", 6)
     OutboxMessage.objects.update(created_at=timezone.now() - timedelta(days=2))
     outbox.process_due()
@@ -155,11 +134,11 @@ def test_notice_that_is_old_or_of_an_ended_subscription_is_not_sent(chat_server:
     assert chat_server.posts == []
 
 
-@pytest.mark.parametrize(("kind", "address"), [("webhook", ""), ("discord", DISCORD), ("slack", SLACK)])
+@pytest.mark.parametrize(("kind", "address"), [("discord", DISCORD), ("slack", SLACK)])
 def test_subscription_of_missing_address_is_stopped(
     chat_server: ChatServer, kind: str, address: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    subscription = create_subscription(kind, address or chat_server.url, secret="s")
+    subscription = create_subscription(kind, address)
     chat_server.status = 404
     with caplog.at_level(logging.DEBUG):
         assert send_notice().state == "failed"
@@ -169,31 +148,6 @@ def test_subscription_of_missing_address_is_stopped(
     assert delivery.notify_subscribers("record", 9) == 0
     assert "a1-_" * 17 not in caplog.text
     assert "abcdefghijklmnopqrstuvwx" not in caplog.text
-
-
-def test_webhook_notice_follows_no_redirect_and_avoids_private_hosts(chat_server: ChatServer, settings: Any) -> None:
-    create_subscription("webhook", f"{chat_server.url}/hook", secret="s")
-    chat_server.status, chat_server.location = 302, f"{chat_server.url}/elsewhere"
-    assert send_notice().problem == "The address answered 302."
-    assert [post.path for post in chat_server.posts] == ["/hook"]
-    settings.NOTICES_TO_PRIVATE_HOSTS = False
-    assert "not on the public internet" in send_notice(8).problem
-    assert len(chat_server.posts) == 1
-
-
-@pytest.mark.parametrize(
-    "address",
-    [
-        *("", "x", "http://example.org/", "https://", "ftp://example.org", "https://me:secret@example.org/"),
-        *("https://example.org:99999/", "https://[::1", "https://example.org/#x", "https://example.org/\x00"),
-        *("https://me:secret@bücher.example/", "https://bü cher.example/"),
-    ],
-)
-def test_invalid_webhook_address_is_refused_with_message(address: str) -> None:
-    with pytest.raises(ValueError, match=r"\.$"):
-        CHANNELS["webhook"].clean_address(address)
-    encoded = CHANNELS["webhook"].clean_address("https://bücher.example:8443/hook?to=büro")
-    assert encoded == "https://xn--bcher-kva.example:8443/hook?to=büro"
 
 
 @pytest.mark.parametrize(

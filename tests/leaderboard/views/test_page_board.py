@@ -34,7 +34,7 @@ def test_board_shows_nightly_run_with_node_progress_and_curve(client: Client) ->
     assert "on this-machine" in page
     assert "1 min 16 s" in page
     assert "left of 3 min" in page
-    assert b'class="smooth" d="m' in response.content
+    assert b'class="smooth is-ink" d="m' in response.content
     assert f"/tracks/{night['track'].slug}/live.json" in response.content.decode()
     assert "Waits for a node that fits." in page
     assert "It trains about" not in page, "the queue's page estimates that from measured speeds"
