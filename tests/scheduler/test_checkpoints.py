@@ -83,7 +83,7 @@ def download_content(claimed_job: ClaimedJob, sha256: str) -> bytes:
 def test_checkpoints_of_a_whole_night_fit_into_the_lease_limit(
     claimed_job: ClaimedJob, upload_checkpoint: Upload
 ) -> None:
-    count, size, release = 30, WEIGHTS + OPTIMIZER, Blob.objects.count()
+    count, size, release = 21, WEIGHTS + OPTIMIZER, Blob.objects.count()
     assert count * size > LEASE_MAX
     for step in range(1, count + 1):
         upload_checkpoint(claimed_job, step, WEIGHTS, OPTIMIZER - 12)

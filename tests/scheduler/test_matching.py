@@ -268,6 +268,7 @@ def count_jobs(group: JobGroup) -> Counter[JobGroup]:
 
 LABELED_BY_OWNER = replace(ANY_NODE, labels=frozenset({"8x80gb", "1x3090"}), gpus=0, gpu_memory_bytes=0)
 CORE = {"from_core": True, "track": "large"}
+NOT_INDEPENDENT = "that has not failed at this job, and is independent of the authors and of the result to check"
 
 
 @pytest.mark.parametrize(
@@ -310,6 +311,9 @@ def test_labels_with_numbers_compare_as_numbers(label: str, node: NodeSlot, obst
         ({"needs_vetted": True}, {"vetted": True}, None),
         ({}, {"sandboxed": False}, "with a sandbox"),
         ({"needs_memory_bytes": 2 * 10**11}, {}, "with 200 GB of memory"),
+        ({"excluded_nodes": (1,), "excluded_owners": (7,)}, {"node": 1, "owner": 8}, NOT_INDEPENDENT),
+        ({"excluded_nodes": (1,), "excluded_owners": (7,)}, {"node": 2, "owner": 7}, NOT_INDEPENDENT),
+        ({"excluded_nodes": (1,), "excluded_owners": (7,)}, {"node": 2, "owner": None}, None),
         ({}, {"kinds": frozenset({"score"})}, "whose agent is up to date"),
         ({}, {"kinds": frozenset({"seat"})}, "that does more than take seats"),
         ({"kind": "seat"}, {"kinds": frozenset({"seat"})}, None),

@@ -195,7 +195,7 @@ nodes = st.lists(
 
 
 @settings(
-    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
 @given(pool=nodes, queue=jobs)
 def test_claimed_job_is_the_best_match(db: None, pool: list[dict[str, Any]], queue: list[dict[str, Any]]) -> None:
