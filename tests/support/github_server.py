@@ -197,7 +197,7 @@ class GitHub:
         """Make the next requests whose path matches fail."""
         if body is None:
             body = {"message": message, "documentation_url": "https://docs.github.com/rest"}
-        self.failures.append(Failure(status, body, times, build_header_names(headers), path, method, after))
+        self.failures.append(Failure(method, path, status, times, build_header_names(headers), body, after))
 
     def apply_secondary_limit(self, retry_after: int | None = 60, **request_filter: Any) -> None:
         message = "You have exceeded a secondary rate limit. Please wait a few minutes before you try again."

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -41,13 +41,14 @@ class Handler(BaseHTTPRequestHandler):
 class Failure:
     """The response to the next `times` requests that match."""
 
-    status: int
-    body: Any
-    times: int
-    headers: dict[str, str]
+    method: str
+    """Empty: any."""
     path: str
     """A regular expression that is searched in the path."""
-    method: str = ""
+    status: int
+    times: int = 1
+    headers: dict[str, str] = field(default_factory=dict)
+    body: Any = b""
     after: bool = False
     """Whether the request is executed before."""
 

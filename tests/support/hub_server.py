@@ -80,9 +80,8 @@ class Hub:
     def fail_requests(
         self, method: str, path: str, status: int, times: int = 1, message: str = "", **headers: str
     ) -> None:
-        self.failures.append(
-            Failure(status, {"error": message}, times, build_header_names(headers), f"^(?:{path})", method)
-        )
+        body = {"error": message}
+        self.failures.append(Failure(method, f"^(?:{path})", status, times, build_header_names(headers), body))
 
     def count_uploads(self) -> int:
         """Return the number of uploaded large files, or parts of them."""

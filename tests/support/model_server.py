@@ -32,7 +32,9 @@ afterwards; there: here yonder; they: people these; this: that such; thou: you y
 towards; upon: on over; was: is became; we: they people; were: are became; which: that what; will: shall may; with:
 beside and; you: one people; your: our their
 """
-SYNONYMS = {word: synonyms.split() for word, synonyms in re.findall(r"(\w+):\s([^;]+)", SYNONYM_LIST)}
+SYNONYMS: dict[str, list[str]] = {
+    word: synonyms.split() for word, synonyms in re.findall(r"(\w+):\s([^;]+)", SYNONYM_LIST)
+}
 WORD = re.compile(r"\w+|\W+")
 SENTENCE_GAP = re.compile(r"(?<=[.!?])\s+")
 REPLACED_SHARE = 0.6
