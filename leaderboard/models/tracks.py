@@ -278,7 +278,7 @@ class Track(models.Model):
     def clean(self) -> None:
         """Reject what every run of this track would fail on."""
         try:
-            if self.season.published_secret:
+            if self.season_id and self.season.published_secret:
                 raise ValueError(f"season: {self.season} has ended, and its test text is public")
             Budget.parse(self.budget)
             self.training_limits()
