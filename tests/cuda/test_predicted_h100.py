@@ -121,7 +121,7 @@ def test_flops_of_compiled_products_equal_the_count(arch: str, attention_width: 
     assert report["product_flops_per_token"] + attention + outer == report["counted_flops_per_token"]
 
 
-def test_rwkv5_computes_recurrences_by_two_kernels_both_ways_and_other_products_as_counted() -> None:
+def test_rwkv5_computes_recurrences_by_kernels_and_other_products_as_counted() -> None:
     report = predict("rwkv5")
     found = {name: graph["recurrences"] for name, graph in report["graphs"].items()}
     both = 2 * RWKV5_DEPTH

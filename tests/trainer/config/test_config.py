@@ -203,7 +203,17 @@ def test_unknown_preset_is_rejected(tmp_path: Path, flags: tuple[str, ...], reas
 
 
 def test_tiny_preset_trains_and_is_recorded(dataset_folder: Path, tmp_path: Path) -> None:
-    flags = ["--preset", "tiny", "--dataset", str(dataset_folder), "--budget", "3steps", "--out", str(tmp_path)]
+    flags = [
+        "--preset",
+        "tiny",
+        "--eager",
+        "--dataset",
+        str(dataset_folder),
+        "--budget",
+        "3steps",
+        "--out",
+        str(tmp_path),
+    ]
     assert main(flags) == 0
     assert json.loads((tmp_path / "run.json").read_text())["config"]["given"]["preset"] == "tiny"
 

@@ -56,6 +56,7 @@ def test_graph_of_a_memory_computes_the_losses_and_gradients_of_its_module() -> 
     assert_equal(sum_gradients(Objective(pair.graph)), sum_gradients(Objective(pair.module)))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor", "ignore::DeprecationWarning")
 @pytest.mark.parametrize("form", ["graph", "module"])
 def test_compiled_model_with_a_memory_has_no_graph_break(

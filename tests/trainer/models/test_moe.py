@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,12 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tests.support.metrics_lines import lines
-from tests.support.tiny import TRACED_TRAINING
 from trainer.accounting import flops
 from trainer.models import gpt, moe
 from trainer.ops import balance
-from trainer.train import main as train
 
 V, T, WIDTH = 96, 24, 32
 SIZE: dict[str, Any] = {"width": WIDTH, "heads": 2, "experts": 4, "expert_width": 16, "shared_width": 32}
@@ -86,13 +81,3 @@ def test_flops_and_parameters_cover_all_places_and_experts() -> None:
     assert plain - found == pytest.approx(saved)
     parameters = [sum(p.numel() for p in block.mlp.parameters()) for block in moe.Model(config).blocks]
     assert parameters == [2 * WIDTH * (32 + 4 * 16) + WIDTH * 4 + 4] * 2
-
-
-@pytest.mark.slow
-def test_run_trains_a_few_steps_as_graphs(dataset_folder: Path, tmp_path: Path) -> None:
-    size = [f"--model.{name}={value}" for name, value in {"depth": 1, **SIZE}.items()]
-    out = ["--arch", "moe", "--dataset", str(dataset_folder), "--out", str(tmp_path), "--budget", "12steps"]
-    assert train([*out, *size, *TRACED_TRAINING]) == 0
-    losses = [line["loss"] for line in lines(tmp_path, "dev")]
-    assert losses[-1] < losses[0] - 1
-    assert json.loads((tmp_path / "graph" / "recipe.json").read_text())["model"]["experts"] == 4

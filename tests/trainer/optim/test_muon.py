@@ -18,7 +18,6 @@ from trainer.optim.muon import (
     QUINTIC,
     Coefficients,
     Muon,
-    Precision,
     orthogonalize,
 )
 
@@ -41,16 +40,6 @@ def test_orthogonalize_equals_polynomial_of_singular_values(shape: tuple[int, ..
     matrices = torch.randn(shape)
     ours = orthogonalize(matrices, coefficients).double()
     torch.testing.assert_close(ours, exactly(matrices, coefficients), rtol=0, atol=1e-4)
-
-
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("shape", SHAPES)
-def test_orthogonalize_result_is_nearly_orthogonal(shape: tuple[int, ...], precision: Precision) -> None:
-    torch.manual_seed(0)
-    values = torch.linalg.svdvals(orthogonalize(torch.randn(shape), precision=precision))
-    # A square random matrix has singular values near zero, which five iterations cannot lift all the way.
-    assert values.max() < 1.15
-    assert values.quantile(0.1) > 0.8
 
 
 @pytest.mark.parametrize("shape", [(16, 64), (32, 32)])
@@ -108,21 +97,6 @@ def test_stacked_step_equals_single_steps(shape: tuple[int, ...], options: dict[
         mine = [[torch.stack(step).view(-1, 8, 16)[number]] for step in gradients]
         some_steps([parameter], Muon([parameter], **options), mine)
     torch.testing.assert_close(torch.stack(list(together)).view(-1, 8, 16), torch.stack(alone))
-
-
-@pytest.mark.parametrize("options", OPTIONS, ids=["plain", "normalized", "cautious"])
-def test_muon_state_dict_resumes_exactly(options: dict[str, float]) -> None:
-    torch.manual_seed(0)
-    gradients = [[torch.randn(8, 8)] for _ in range(6)]
-    first = nn.Parameter(torch.randn(8, 8))
-    second = copy.deepcopy(first)
-    before = Muon([second], **options)
-    some_steps([first], Muon([first], **options), gradients)
-    some_steps([second], before, gradients[:3])
-    after = Muon([second], **options)
-    after.load_state_dict(before.state_dict())
-    some_steps([second], after, gradients[3:])
-    assert torch.equal(first, second)
 
 
 def test_normalized_updates_equal_normuon() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -11,8 +10,6 @@ import torch
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
-from trainer.distributed.devices import get_full_optimizer_state
-from trainer.distributed.sharding import load_full_optimizer_state
 from trainer.models.base import ParameterGroup
 from trainer.optim.compiled_muon import CompiledMuon
 from trainer.optim.optimizers import CautiousDecay, build_group_settings
@@ -119,22 +116,3 @@ def test_skipped_step_changes_nothing_even_if_gradients_are_not_finite(kind: str
     optimizer.found_inf = torch.zeros(())
     step(optimizer, parameter, 1)
     assert not any(map(torch.equal, list_copies(), before))
-
-
-def test_saved_state_continues_to_the_last_bit() -> None:
-    first, second = build_tables(), build_tables()
-    group = build_group(betas=(0.9, 0.99))
-    optimizers = [TableAdamW([{"params": tables, **group}]) for tables in (first, second)]
-    for number in range(6):
-        step(optimizers[0], first[0], number)
-        if number == 2:
-            content = get_full_optimizer_state(optimizers[0])
-            with torch.no_grad():
-                second[0].copy_(first[0])
-            load_full_optimizer_state(optimizers[1], copy.deepcopy(content))
-        if number > 2:
-            step(optimizers[1], second[0], number)
-    assert torch.equal(first[0], second[0])
-    for name, value in optimizers[0].state[first[0]].items():
-        assert torch.equal(optimizers[1].state[second[0]][name], value), name
-        assert optimizers[1].state[second[0]][name].dtype == value.dtype, name

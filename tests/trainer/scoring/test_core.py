@@ -1,4 +1,4 @@
-"""CORE against examples computed by hand, as DCLM and nanochat define it."""
+"""CORE against examples computed by hand, as DCLM and nanochat define it, and the passes that a score needs."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.support.scored_runs import CharacterTokenizer, build_scorer
+from tests.support.scored_runs import CharacterTokenizer, build_gpt, build_scorer, make_texts, score_tokens
 from trainer.scoring import core
-from trainer.scoring.benchmark_tasks import SHIPPED
+from trainer.scoring.benchmark_tasks import CORE, CORE_SAMPLE, SHIPPED, SUITE
 from trainer.scoring.core import (
     Replacement,
     answer_question,
@@ -26,6 +26,14 @@ from trainer.scoring.core import (
 from trainer.scoring.core_questions import build_candidates, choose_examples, select_questions
 from trainer.scoring.core_tasks import CORE_SAMPLE_TASKS, CORE_TASKS, SAMPLE_NAMES, CoreTask, build_task
 from trainer.scoring.model_scorer import ModelScorer, TargetScores, score_answer
+from trainer.scoring.passes import (
+    CORE_QUESTIONS,
+    CORE_SAMPLE_COUNT,
+    LM_EVAL_TASKS,
+    count_suite_passes,
+    count_task_passes,
+    count_text_passes,
+)
 
 MULTIPLE = build_task("m", "m", "multiple_choice", 1, 0.5)
 SCHEMA = build_task("s", "s", "schema", 0, 0.5)
@@ -137,19 +145,11 @@ def test_core_is_the_mean_of_centered_accuracies() -> None:
 
 
 def test_core_of_guessing_is_zero_and_versions_differ_in_three_tasks() -> None:
-    guessing = {task.name: (task.chance, 0.0) for task in CORE_TASKS}
-    values = compute_core(guessing)
+    assert (len({task.name for task in CORE_TASKS}), len({task.file for task in CORE_TASKS})) == (22, 21)
+    values = compute_core({task.name: (task.chance, 0.0) for task in CORE_TASKS})
     assert values["core"] == (pytest.approx(0), 0)
     # commonsense_qa: (0.403 - 0.2) / 0.8, LSAT: (0.25 - 0.2) / 0.8, language identification: (0.25 - 0.091) / 0.909
     assert values["core_v1"][0] == pytest.approx((0.25375 + 0.0625 + 0.174917) / 22, abs=1e-6)
-
-
-def test_core_has_the_tasks_of_dclm() -> None:
-    assert len({task.name for task in CORE_TASKS}) == 22
-    assert len({task.file for task in CORE_TASKS}) == 21, "HellaSwag counts with 0 and with 10 examples"
-    kinds = [task.kind for task in CORE_TASKS]
-    assert [kinds.count(kind) for kind in ("multiple_choice", "schema", "language_modeling")] == [11, 2, 9]
-    assert sum(task.shots for task in CORE_TASKS) == 143
 
 
 def test_run_of_small_tasks_reports_accuracy_error_and_items(tmp_path: Path) -> None:
@@ -192,15 +192,6 @@ def test_sample_is_scored_from_shipped_files_and_centered() -> None:
     assert (name, value) == ("centered", pytest.approx(sum(by_hand) / len(by_hand)))
 
 
-@pytest.mark.parametrize("task", CORE_SAMPLE_TASKS, ids=lambda task: task.name)
-def test_sample_has_valid_questions_of_its_kind(task: CoreTask) -> None:
-    rows = [json.loads(line) for line in (SHIPPED / task.file).read_text().splitlines()]
-    assert len(rows) == 60
-    field = "context_options" if task.kind == "schema" else "choices"
-    assert all(len(row[field]) == round(1 / task.chance) > row["gold"] >= 0 for row in rows)
-    assert {row["gold"] for row in rows} == set(range(round(1 / task.chance)))
-
-
 class Peeker(torch.nn.Module):
     """Predicts the token that follows in rows with a certain word, and one token elsewhere."""
 
@@ -229,3 +220,51 @@ def test_peeking_at_few_exact_matches_gains_nothing(tmp_path: Path, monkeypatch:
     assert sum(item["acc"] for item in found.items) == 5, "it answers 5 % of the questions by reading ahead"
     assert found.accuracies["l"][0] == 0
     assert found.corrections["l"] == (-0.05, 0.0)
+
+
+NIGHT = ("blimp", "lambada_openai", "hellaswag", "piqa", "arc_easy", "winogrande", "core")
+
+
+@pytest.fixture
+def passes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The lengths of the rows of all passes."""
+    rows: list[int] = []
+    compute = ModelScorer.compute_logits
+
+    def count(scorer, row, *arguments):
+        rows.append(len(row))
+        return compute(scorer, row, *arguments)
+
+    monkeypatch.setattr(ModelScorer, "compute_logits", count)
+    return rows
+
+
+def test_limit_of_500_questions_spares_most_passes_of_the_night() -> None:
+    exact_matches = LM_EVAL_TASKS["lambada_openai"].count_passes(None, 5153) - 5153
+    assert count_suite_passes(NIGHT[:-1], None) - exact_matches == pytest.approx(85_035, rel=0.06), "asked once"
+    assert count_suite_passes(NIGHT, 500) < count_suite_passes(NIGHT, None) / 5
+
+
+def test_every_task_has_an_estimate() -> None:
+    assert CORE_QUESTIONS.keys() == {task.name for task in CORE_TASKS}
+    for task in CORE_SAMPLE_TASKS:
+        assert len((SHIPPED / task.file).read_text().splitlines()) == CORE_SAMPLE_COUNT
+    for name in (*SUITE, CORE, CORE_SAMPLE):
+        assert 0 < count_task_passes(name, 3) < count_task_passes(name, None)
+
+
+def test_passes_of_a_small_core_are_about_those_counted(passes: list[int]) -> None:
+    scorer = build_scorer(build_gpt(vocabulary=128))
+    run_core(scorer, CharacterTokenizer(), None, 20, lambda stage, done: None, CORE_SAMPLE_TASKS)
+    # A character a token: answers have four to five times the tokens of GPT-2's tokenizer.
+    first = count_task_passes(CORE_SAMPLE, 20)
+    assert first < len(passes) < 5 * first
+
+
+def test_passes_of_text_are_at_most_those_estimated(passes: list[int]) -> None:
+    scorer = build_scorer(build_gpt())
+    texts = make_texts(40)
+    tokens = sum(len(text.tokens) for text in texts)
+    score_tokens(scorer, texts)
+    assert len(texts) < len(passes) < count_text_passes(tokens, scorer.sequence_length)
+    assert np.unique(passes).tolist() == [scorer.sequence_length]

@@ -19,7 +19,7 @@ import pytest
 from tests.support.dataset_hub import serve_datasets
 from tests.support.hub_server import git_id
 from tests.support.waits import WAIT_SECONDS
-from trainer.scoring import benchmark_suite, benchmark_tasks, fetch_benchmarks
+from trainer.scoring import benchmark_tasks, fetch_benchmarks
 from trainer.scoring.benchmark_sources import GitFile, HubSplit, find_source
 
 pytestmark = pytest.mark.processes
@@ -113,32 +113,3 @@ def test_every_file_ships_or_has_a_pinned_source() -> None:
             assert (source is None) == (benchmark_tasks.find_file(path, None) is not None), path
             if isinstance(source, HubSplit):
                 assert re.fullmatch("[0-9a-f]{40}", source.revision)
-
-
-def read_lm_eval_task(name: str) -> dict[str, str]:
-    """Return the top-level keys of lm-eval's definition of a task, with those of the file that it includes."""
-    import lm_eval.tasks
-
-    root = Path(lm_eval.tasks.__file__).parent
-    for folder in benchmark_suite.FOLDERS:
-        for file in (root / folder).rglob("*.yaml"):
-            if re.search(rf"^task: {name}$", file.read_text(), re.M):
-                return read_keys(file)
-    raise AssertionError(name)
-
-
-def read_keys(file: Path) -> dict[str, str]:
-    keys = dict(re.findall(r"^(\w+): (.+?) *$", file.read_text(), re.M))
-    return (read_keys(file.parent / keys["include"]) if "include" in keys else {}) | keys
-
-
-def test_sources_are_lm_evals_own_datasets() -> None:
-    for name, parts in benchmark_tasks.SUITE.items():
-        for part in parts:
-            source = find_source(part.file)
-            if name == "blimp_sample":
-                continue
-            assert isinstance(source, HubSplit)
-            task = read_lm_eval_task(part.task)
-            configuration = task.get("dataset_name", "null")
-            assert (source.repository, source.configuration or "null") == (task["dataset_path"], configuration)

@@ -8,7 +8,6 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
 from typing import NoReturn
 
 import pytest
@@ -19,7 +18,6 @@ from tests.support.metrics_lines import numbers
 from tests.support.tiny import TINY_TRAINING
 from trainer.checkpoint.files import get_checkpoint_step
 from trainer.checkpoint.store import find_latest_checkpoint, get_checkpoint_path
-from trainer.data.dataset import Dataset
 from trainer.models import ARCHITECTURES
 from trainer.train import main
 from trainer.training import compilation, loop
@@ -167,16 +165,6 @@ def test_out_of_memory_prints_one_line_and_run_resumes(
     assert get_checkpoint_step(find_latest_checkpoint(tmp_path)) == 3
     assert fail("none") == 0
     assert not (tmp_path / "failure.json").exists()
-
-
-def test_dataset_verification_is_split_over_processes(
-    train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shares = []
-    monkeypatch.setattr(Dataset, "verify", lambda dataset, splits, rank=0, ranks=1: shares.append((rank, ranks)))
-    monkeypatch.setattr(loop, "build_fabric", lambda *arguments: SimpleNamespace(global_rank=1, world_size=2))
-    assert train(tmp_path, "--budget", "2steps") == 1, "the stand-in for Fabric has no device"
-    assert shares == [(1, 2)]
 
 
 def test_run_without_fabric_prints_one_line(

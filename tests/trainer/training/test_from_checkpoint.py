@@ -165,12 +165,13 @@ def test_litgpt_import_and_export_preserve_weights(litgpt_folder: Path, tmp_path
     ],
 )
 def test_damaged_litgpt_folder_prints_one_line(
-    litgpt_folder: Path, tmp_path: Path, name: str, content: bytes | None, what: str, capsys: pytest.CaptureFixture[str]
+    dataset_folder: Path, litgpt_folder: Path, tmp_path: Path, name: str, content: bytes | None, what: str, capsys: Any
 ) -> None:
     (litgpt_folder / name).unlink()
     if content is not None:
         (litgpt_folder / name).write_bytes(content)
-    assert main(["--from", str(litgpt_folder), "--out", str(tmp_path / "run"), "--budget", "1steps", *SMALL]) == 2
+    flags = ["--dataset", str(dataset_folder), "--out", str(tmp_path / "run"), "--budget", "1steps", *SMALL]
+    assert main(["--from", str(litgpt_folder), *flags]) == 2
     errors = capsys.readouterr().err
     assert what in errors
     assert errors.count("\n") == 1

@@ -148,35 +148,25 @@ def test_compare_replay_other_tensors_are_far(amiss: dict[str, torch.Tensor], tm
     assert compare_weights(tmp_path / "start", tmp_path / "claimed", tmp_path / "replayed").deviation == MAX_DEVIATION
 
 
-def test_compare_replay_invalid_file_prints_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "a").write_text("not weights")
-    assert compare_command([str(tmp_path / "a")] * 3) == 2
-    assert capsys.readouterr().err.count("\n") == 1
-
-
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
         (("--until", "0", "--budget", "5steps"), "the replay ends at step 0, but the checkpoint is of step 0"),
         (("--until", "5", "--budget", "5s"), "a budget in seconds needs the recorded time of 5 steps, and 0 are known"),
         (("--until", "5", "--budget", "soon"), "impossible budget 'soon'"),
+        (("--until", "5", "--recorded-state", "FILE"), "recorded.json is not a JSON object"),
     ],
 )
 def test_replay_bad_input_prints_one_line(
-    flags: tuple[Any, ...], sentence: str, dataset_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main([*flags, "--dataset", str(dataset_folder), "--out", str(tmp_path), *TINY]) == 2
-    assert sentence in capsys.readouterr().err.splitlines()[-1]
-
-
-@pytest.mark.parametrize("content", ["{", "[]"])
-def test_replay_recorded_state_that_is_no_object_prints_one_line(
-    content: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    flags: tuple[str, ...], sentence: str, dataset_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "recorded.json"
-    file.write_text(content)
-    assert main(["--until", "5", "--recorded-state", str(file)]) == 2
-    assert "recorded.json is not a JSON object" in capsys.readouterr().err
+    file.write_text("[]")
+    given = [flag.replace("FILE", str(file)) for flag in flags]
+    assert main([*given, "--dataset", str(dataset_folder), "--out", str(tmp_path), *TINY]) == 2
+    assert sentence in capsys.readouterr().err.splitlines()[-1]
+    assert compare_command([str(file)] * 3) == 2, "no weights"
+    assert capsys.readouterr().err.count("\n") == 1
 
 
 # --- checkpoints that a node has forged: what it charged, and the momenta that it trained with ------------------------

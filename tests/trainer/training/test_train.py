@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.support.metrics_lines import lines, numbers
-from tests.support.tiny import TINY, TRACED_TRAINING
+from tests.support.tiny import TINY
 from trainer.checkpoint.files import list_checkpoints
 from trainer.checkpoint.store import find_latest_checkpoint
 from trainer.data.dataset import Dataset
@@ -143,15 +143,6 @@ def test_folder_of_other_run_is_rejected(
     assert train(tiny_run, "--budget", "30steps", *flags) == 2
     assert f"holds a run with another {what}" in capsys.readouterr().err
     assert (tiny_run / "run.json").read_bytes() == before
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("arch", ["smear", "litgpt", "rwkv5"])
-def test_architecture_trains(dataset_folder: Path, tmp_path: Path, arch: str) -> None:
-    flags = ["--dataset", str(dataset_folder), "--out", str(tmp_path), "--arch", arch, "--model.depth", "2"]
-    assert main([*flags, *TRACED_TRAINING, "--budget", "4steps"]) == 0
-    dev = lines(tmp_path, "dev")
-    assert dev[-1]["loss"] < dev[0]["loss"]
 
 
 def test_read_only_dataset_without_test_split_works(dataset_folder: Path, tmp_path: Path) -> None:
