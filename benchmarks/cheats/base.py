@@ -20,6 +20,7 @@ Verdict = Literal[
     "does not trace",
     "does not load",
     "no effect",
+    "gains",
     "charged",
     "corrected",
     "differs",

@@ -134,7 +134,7 @@ class Judge:
             f"graph; {drawn.bits.bits_per_byte:.3f} bits of a secret draw, honest {honest.bits.bits_per_byte:.3f}"
         )
         gain = honest.bits.bits_per_byte - drawn.bits.bits_per_byte
-        return Judgment("no effect" if gain < 2 * (honest.bits.stderr or 0) else "untouched", figures)
+        return Judgment("no effect" if gain < 2 * (honest.bits.stderr or 0) else "gains", figures)
 
     def compare(self, number: int, score: TextScore, ratio: float) -> Judgment:
         found, plain = score.bits.bits_per_byte, score.bits_per_byte_uncorrected
