@@ -40,12 +40,11 @@ def test_list_without_token_has_an_etag(client: Client, path: str) -> None:
 def test_cursor_pages_through_all_rows_while_others_are_added(client: Client, run: Run) -> None:
     run_ids = {run.pk, *(make_run(run.entry, run.track).pk for _ in range(4))}
     listed_ids: list[int] = []
-    cursor: str | None = ""
+    cursor: int | None = 2**63 - 1
     while cursor is not None:
         page = client.get(f"{API}/runs?limit=2&cursor={cursor}").json()
         listed_ids += [row["id"] for row in page["items"]]
         cursor = page["cursor"]
-        assert cursor is None or re.fullmatch(r"[\w-]+", cursor)
         make_run(run.entry, run.track)
     assert listed_ids == sorted(run_ids, reverse=True)
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+import time_machine
 from allauth.mfa.totp.internal.auth import TOTP, format_hotp_value, hotp_value, yield_hotp_counters_from_time
 from django.contrib.auth.models import User
 from django.http import HttpResponse
@@ -70,8 +72,9 @@ def sign_in(user: User, *, with_code: bool = False) -> Client:
         TOTP.activate(user, TOTP_SECRET)
     client.post("/accounts/login/", {"login": user.username, "password": PASSWORD})
     if with_code:
-        code = format_hotp_value(hotp_value(TOTP_SECRET, list(yield_hotp_counters_from_time())[1]))
-        client.post("/accounts/two-step/code/", {"code": code})
+        with time_machine.travel(datetime.now(UTC), tick=False):  # the code's 30 seconds must not end here
+            code = format_hotp_value(hotp_value(TOTP_SECRET, next(yield_hotp_counters_from_time())))
+            client.post("/accounts/two-step/code/", {"code": code})
     assert client.session["_auth_user_id"] == str(user.pk)
     return client
 

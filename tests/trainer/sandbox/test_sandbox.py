@@ -277,7 +277,7 @@ def test_command_beyond_a_limit_is_killed_with_a_reason(run: Callable[..., Ended
     limit, code = EXCEEDING[name]
     ended = run("import mmap, os, threading, time\n" + textwrap.dedent(code))
     assert ended.limit_error == LIMIT_ERRORS[limit]
-    assert ended.code == 137 or name == "just before the end"
+    assert ended.code == 137 or name in ("just before the end", "growing file"), "the kernel's limit may end that one"
     assert ended.seconds < 60
 
 
