@@ -36,7 +36,6 @@ Send = Callable[[Mapping[str, Any]], Awaitable[None]]
 FILE_PATH = re.compile(
     r"/api/node/v1/leases/\d+/blobs/|/runs/\d+/(weights|parts)/|/campaigns/[^/]+/files/|/graphs/|/download/"
 )
-RUN_REQUESTS = "/api/v1/runs"
 BODY_SECONDS = 30.0  # for the body of a request that is not a file
 DISCONNECTED = "dailytrain.disconnected"  # in the scope of a download: set when its client has hung up
 
@@ -109,8 +108,7 @@ async def read_whole_body(scope: Scope, receive: Receive) -> Receive:
 def choose_application(scope: Scope) -> Any:
     if scope["type"] != "http":
         return django_application
-    is_run_request = scope["method"] == "POST" and scope["path"] == RUN_REQUESTS
-    return file_application if is_run_request or FILE_PATH.match(scope["path"]) else django_application
+    return file_application if FILE_PATH.match(scope["path"]) else django_application
 
 
 application = TrustedProxiesMiddleware(dispatch, settings.TRUSTED_PROXIES)

@@ -255,6 +255,7 @@ OUTBOX_HANDLERS: dict[str, str] = {
     "github.check": "leaderboard.integrations.github.comments.update_check",
     "github.answer": "leaderboard.integrations.github.comments.post_answer",
     "github.commit": "leaderboard.integrations.github.commit_status.update_status",
+    "run.request": "leaderboard.api.run_requests.process_run_request",
     "notice": "leaderboard.notifications.delivery.send_notice",
     "season.prepare": "leaderboard.schedule.preparations.prepare_season",
     "hub": "leaderboard.publishing.publications.upload_publication",

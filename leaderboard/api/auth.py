@@ -15,7 +15,6 @@ from leaderboard import permissions
 from leaderboard.api.errors import UnavailableError
 from leaderboard.integrations.github import oidc
 from leaderboard.models import ApiToken
-from leaderboard.submissions.repositories import UnreachableError
 from scheduler import rate_limits
 
 
@@ -26,20 +25,6 @@ class Requester:
     actor: str  # in the audit log
     user: AbstractUser | None
     job: oidc.ActionsJob | None = None
-
-    def check_commit(self, repository: str, sha: str) -> None:
-        """Raise 403 unless this requester may request runs of the commit: a job may for its own only.
-
-        Raises 503 while the repository cannot be fetched.
-        """
-        if self.job is None:
-            return
-        try:
-            oidc.check_commit(self.job, repository, sha)
-        except oidc.InvalidTokenError as error:
-            raise HttpError(403, str(error)) from error
-        except UnreachableError as error:
-            raise UnavailableError(f"{error} No run was created. Try again in a minute.") from error
 
 
 class Bearer(HttpBearer):
@@ -64,8 +49,7 @@ def authenticate_token(token: str) -> Requester | None:
     if not found.owner.is_active:
         raise HttpError(403, "The account of this token is closed.")
     ApiToken.objects.filter(pk=found.pk).update(last_used_at=timezone.now())
-    name = found.owner.get_username()
-    return Requester(f"user-{found.owner_id}", name, name, found.owner)
+    return build_user_requester(found.owner)
 
 
 def authenticate_job(token: str) -> Requester:
@@ -76,6 +60,15 @@ def authenticate_job(token: str) -> Requester:
         raise HttpError(401, str(error)) from error
     except oidc.KeysUnavailableError as error:
         raise UnavailableError(f"{error} No run was created. Try again in a minute.") from error
+    return build_job_requester(job)
+
+
+def build_user_requester(user: AbstractUser) -> Requester:
+    name = user.get_username()
+    return Requester(f"user-{user.pk}", name, name, user)
+
+
+def build_job_requester(job: oidc.ActionsJob) -> Requester:
     user = permissions.find_github_user(int(job.actor_id)) if job.actor_id.isdecimal() else None
     name = user.get_username() if user else job.actor
     return Requester(f"github-{job.repository_id}", name, f"github:{job.actor}"[:120], user, job)

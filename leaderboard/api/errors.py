@@ -20,6 +20,7 @@ ERROR_SCHEMA: Final = {
 }
 DESCRIPTIONS: Final = {
     401: "A valid token is required.",
+    403: "The token does not allow it.",
     404: "Not found.",
     409: "The entry exists with other values.",
     422: "A value is not allowed. The message names it.",

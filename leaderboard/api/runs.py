@@ -1,37 +1,26 @@
-"""Runs: their state, curves, samples, scores and events, and run requests of CI jobs."""
+"""Runs: their state, curves, samples, scores and events."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Annotated, Any
 
-from django.conf import settings
-from django.db import transaction
 from django.db.models import Count
 from django.http import HttpRequest
 from django.shortcuts import get_object_or_404
 from django.views.decorators.http import condition
-from ninja import Query, Router, Schema, Status
+from ninja import Query, Router
 from ninja.decorators import decorate_view
-from ninja.errors import HttpError
-from pydantic import ConfigDict, Field, field_validator
 from typing_extensions import TypedDict
 
 from leaderboard import lineage
-from leaderboard import runs as run_queue
-from leaderboard.api.auth import Bearer, Requester, RunRequestThrottle, TokenThrottle
-from leaderboard.api.errors import describe_error
 from leaderboard.api.pagination import Cursor, Limit, Page, paginate, parse_states
 from leaderboard.charts.curve_svg import MAX_POINTS, load_thinned_points
 from leaderboard.graphs import GraphFileDict, list_download_links
 from leaderboard.lineage import StageDict
-from leaderboard.models import CurvePoint, Entry, Run, Sample, Score, Track
+from leaderboard.models import CurvePoint, Run, Sample, Score
 from leaderboard.models.curves import PointDict, SampleDict, ScoreDict
 from leaderboard.models.runs import LiveDict, RunDict
-from leaderboard.sanitize import check_storable
-from leaderboard.submissions import intake, repositories
-from leaderboard.submissions.intake import IntakeError
-from leaderboard.submissions.repositories import RepositoryError
 from scheduler.models import Event
 
 router = Router()
@@ -197,86 +186,3 @@ def events(request: HttpRequest, run_id: int) -> list[EventDict]:
         {"at": event.at.isoformat(), "actor": event.actor, "sentence": event.sentence}
         for event in Event.objects.about(run)
     ]
-
-
-# --- run requests -----------------------------------------------------------------------------------------------------
-
-
-class RunRequest(Schema):
-    """A commit to train."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    repository: str = Field(min_length=1, max_length=400, examples=["https://github.com/someone/daily-train"])
-    sha: str = Field(pattern=r"^[0-9a-f]{40}$", description="The full SHA: an approval holds for exactly this commit.")
-    architecture: str = Field(min_length=1, max_length=80, description="A name in the commit's ARCHITECTURES.")
-    title: str = Field(min_length=1, max_length=120)
-    track: str = Field(default="", description="Slug of a track; the default track if empty.")
-    hypothesis: str = Field(default="", max_length=4000)
-    url: str = Field(default="", max_length=200, pattern=r"^(https?://\S+)?$", description="Where it is discussed.")
-    config: dict[str, Any] = Field(default={}, description="The entry's own part of the configuration.")
-    variant: str = Field(
-        default="",
-        max_length=80,
-        description="Any text but `main`. Requests with different values create separate entries.",
-    )
-
-    @field_validator("*")
-    @classmethod
-    def refuse_unstorable(cls, value: Any) -> Any:
-        check_storable(value)
-        return value
-
-
-class RunRequestReply(Schema):
-    entry: int
-    run: int
-    state: str
-    reason: str
-    page: str  # its URL
-
-
-@router.post(
-    "/runs",
-    auth=Bearer(),
-    throttle=[TokenThrottle(), RunRequestThrottle()],
-    response={200: RunRequestReply, 201: RunRequestReply},
-    summary="Request a run",
-    openapi_extra={"responses": {409: describe_error(409)}},
-)
-def request_run(request: HttpRequest, body: RunRequest) -> Status[dict[str, Any]]:
-    """Request a run of one commit. It waits for a maintainer's approval; `page` shows its progress.
-
-    Repeating a request for the same commit, architecture, track and variant returns the same run, with 200 instead of
-    201. If it has another `config`, the answer is 409.
-    """
-    requester: Requester = request.auth  # type: ignore[attr-defined]
-    requester.check_commit(body.repository, body.sha)
-    track = Track.objects.find(body.track)
-    if track is None:
-        raise HttpError(422, f"track: there is no track {body.track!r}.")
-    try:
-        repositories.check_public(body.repository)
-        entry = intake.submit_entry(
-            **body.model_dump(exclude={"track"}),
-            track=track,
-            author=requester.name,
-            requested_by=requester.user,
-            actor=requester.actor,
-        )
-    except (IntakeError, RepositoryError) as error:
-        raise HttpError(422, str(error)) from error
-    if "config" in body.model_fields_set and entry.config != body.config:
-        raise HttpError(409, f"Entry {entry.pk} of this commit has another config. Give this request a variant.")
-    with transaction.atomic():
-        Entry.objects.select_for_update(no_key=True).get(pk=entry.pk)  # concurrent requests would both create a run
-        existing = entry.runs.order_by("-pk").first()
-        run = existing or run_queue.make_run(entry, track, actor=requester.actor)
-    reply = {
-        "entry": run.entry_id,
-        "run": run.pk,
-        "state": run.state,
-        "reason": run.reason,
-        "page": f"{settings.SITE_URL}{run.get_absolute_url()}",
-    }
-    return Status(200 if existing else 201, reply)

@@ -15,6 +15,7 @@ from django.contrib.auth.models import User
 from django.core.cache import caches
 from django.test import Client
 
+from leaderboard import outbox
 from leaderboard.models import Entry, Night, Publication, Run, Season, Track
 from leaderboard.publishing import publications, weights
 from leaderboard.submissions import intake
@@ -275,3 +276,9 @@ def full_track(db: None) -> Track:
     boards.fill_ladder(baseline)
     scene.create_node("unrelated", owner=User.objects.create(username="uma"))
     return track
+
+
+@pytest.fixture
+def instant_outbox(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Process messages of the outbox when their transaction has ended, as a worker does soon after."""
+    monkeypatch.setattr(outbox, "notify_worker", lambda message: outbox.process_message(message.pk))

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import argparse
 import os
+import time
 from dataclasses import dataclass
 from typing import Any
 
 from trainer.errors import UserError, to_one_line
 
 TOKEN_VARIABLE = "DAILYTRAIN_API_TOKEN"  # noqa: S105  (the variable's name)
-REQUEST_SECONDS = 120.0  # the site fetches the repository
+REQUEST_SECONDS = 30.0
+POLL_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
@@ -23,9 +25,14 @@ class SiteApi:
     def get(self, path: str) -> dict[str, Any]:
         return self.request("GET", path)
 
-    def post(self, path: str, content: dict[str, Any]) -> dict[str, Any]:
+    def request_run(self, content: dict[str, Any]) -> dict[str, Any]:
+        """Return the run that the site has created after it has fetched the commit."""
         self.check_token()
-        return self.request("POST", path, content)
+        reply = self.request("POST", "runs", content)
+        while "run" not in reply:
+            time.sleep(POLL_SECONDS)
+            reply = self.request("GET", f"run-requests/{reply['request']}")
+        return reply
 
     def check_token(self) -> None:
         if not self.token:
@@ -35,7 +42,7 @@ class SiteApi:
         import httpx  # imported here, so that `--help` is fast
 
         address = f"{self.server.rstrip('/')}/api/v1/{path}"
-        headers = {"Authorization": f"Bearer {self.token}"} if content is not None else {}
+        headers = {"Authorization": f"Bearer {self.token}"} if self.token else {}
         try:
             reply = httpx.request(method, address, json=content, headers=headers, timeout=REQUEST_SECONDS)
         except (httpx.HTTPError, httpx.InvalidURL) as error:
@@ -44,7 +51,7 @@ class SiteApi:
             found = reply.json()
         except ValueError:
             found = None
-        if reply.status_code not in (200, 201):
+        if reply.status_code not in (200, 202):
             detail = found.get("detail", found) if isinstance(found, dict) else to_one_line(reply.text)[:200]
             raise UserError(f"the site refuses it ({reply.status_code}): {detail}")
         if not isinstance(found, dict):

@@ -139,7 +139,7 @@ def request_run(options: argparse.Namespace, config: dict[str, Any], sha: str, t
         # Entries of one commit with different settings.
         "variant": hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()[:16] if config else "",
     }
-    reply = api.post("runs", payload)
+    reply = api.request_run(payload)
     return {**reply, "status": f"{options.server.rstrip('/')}/api/v1/entries/{reply['entry']}/summary"}
 
 

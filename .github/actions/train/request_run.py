@@ -58,8 +58,10 @@ def request_run(site: str, token: str) -> dict[str, Any]:
         "url": os.environ.get("TRAIN_PAGE", ""),
     }
     run = send_request(f"{site}/api/v1/runs", body, token)
-    assert isinstance(run, dict)
-    return run
+    while "run" not in run:  # the site fetches the commit
+        time.sleep(PAUSE_SECONDS)
+        run = send_request(f"{site}/api/v1/run-requests/{run['request']}", token=token)
+    return dict(run)
 
 
 def get_token(site: str) -> str:

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
 from django.db import connection
-from django.http import HttpResponse
 from django.test import Client
 
-from leaderboard.models import ApiToken, Entry, Run, Track
+from leaderboard import outbox
+from leaderboard.models import ApiToken, Entry, OutboxMessage, Run, Track
 from leaderboard.submissions import intake
 from scheduler.models import Job
 from tests.leaderboard.conftest import Repository
 from tests.scheduler.test_claims_race import call_concurrently
+from tests.support import run_requests
 
 pytestmark = pytest.mark.sql
 
@@ -27,15 +29,13 @@ def carol(db: None) -> User:
 @pytest.fixture
 def token(carol: User) -> ApiToken:
     api_token = ApiToken(name="CI", owner=carol)
-    api_token.secret = api_token.draw_secret()  # type: ignore[attr-defined]
+    api_token.secret = api_token.draw_secret()
     api_token.save()
     return api_token
 
 
-def request_run(client: Client, token: Any, payload: dict[str, Any]) -> HttpResponse:
-    secret = token if isinstance(token, str) else token.secret
-    headers = {"Authorization": f"Bearer {secret}"} if secret else {}
-    return client.post("/api/v1/runs", payload, content_type="application/json", headers=headers)  # type: ignore[return-value]
+def request_run(client: Client, token: Any, payload: dict[str, Any]) -> Any:
+    return run_requests.request_run(client, payload, token if isinstance(token, str) else token.secret)
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def test_run_request_of_ci_job_is_watched_and_approved(
     client: Client, token: ApiToken, payload: dict[str, Any], maintainer: User
 ) -> None:
     response = request_run(client, token, payload)
-    assert response.status_code == 201
+    assert response.status_code == 200
     reply = response.json()
     run = Run.objects.get()
     assert reply == {
@@ -78,31 +78,62 @@ def test_repeated_run_request_with_another_config_is_409(
     client: Client, token: ApiToken, payload: dict[str, Any]
 ) -> None:
     payload["config"] = {"model": {"depth": 4}}
-    assert request_run(client, token, payload).status_code == 201
+    assert request_run(client, token, payload).status_code == 200
     other = {**payload, "config": {"model": {"depth": 5}}}
     response = request_run(client, token, other)
     assert response.status_code == 409
-    assert "has another config. Give this request a variant." in response.json()["detail"]  # type: ignore[attr-defined]
-    assert request_run(client, token, {**other, "variant": "depth-5"}).status_code == 201
+    assert "has another config. Give this request a variant." in response.json()["detail"]
+    assert request_run(client, token, {**other, "variant": "depth-5"}).status_code == 200
     without = {name: value for name, value in payload.items() if name != "config"}
     assert request_run(client, token, without).status_code == 200
     assert Run.objects.count() == 2
 
 
+def test_request_answers_before_its_commit_is_fetched_and_a_refused_one_is_tried_again(
+    client: Client, token: ApiToken, payload: dict[str, Any], main_repository: Repository
+) -> None:
+    headers = {"Authorization": f"Bearer {token.secret}"}
+    missing = {**payload, "sha": "0" * 40}
+    first = client.post("/api/v1/runs", missing, content_type="application/json", headers=headers)
+    assert (first.status_code, Entry.objects.count()) == (202, 0)
+    address = first.json()["address"]
+    assert client.get(address, headers=headers).json() == first.json()
+    assert client.get(address, headers=headers)["Retry-After"] == "2"
+    assert client.get(address).status_code == 401
+    other = ApiToken(name="CI", owner=User.objects.create_user("olga"))
+    secret = other.draw_secret()
+    other.save()
+    assert client.get(address, headers={"Authorization": f"Bearer {secret}"}).status_code == 404
+    outbox.process_due()
+    assert client.get(address, headers=headers).status_code == 422
+    again = client.post("/api/v1/runs", missing, content_type="application/json", headers=headers)
+    assert (again.json(), OutboxMessage.objects.due().count()) == (first.json(), 1)
+    User.objects.filter(username="carol").update(is_active=False)
+    outbox.process_due()
+    User.objects.update(is_active=True)
+    assert client.get(address, headers=headers).json()["detail"] == "The account of this token is closed."
+
+
 @pytest.mark.postgres
 @pytest.mark.django_db(transaction=True)
-def test_concurrent_run_requests_create_one_run(token: ApiToken, payload: dict[str, Any]) -> None:
+def test_concurrent_run_requests_create_one_run(client: Client, token: ApiToken, payload: dict[str, Any]) -> None:
     if connection.vendor != "postgresql":
         pytest.skip("needs PostgreSQL: set DATABASE_URL")
-    calls = [lambda: request_run(Client(), token, payload).json()["run"] for _ in range(4)]  # type: ignore[attr-defined]
-    assert set(call_concurrently(calls)) == {Run.objects.get().pk}
+    headers = {"Authorization": f"Bearer {token.secret}"}
+    for title in "abcd":
+        client.post("/api/v1/runs", payload | {"title": title}, content_type="application/json", headers=headers)
+    messages = OutboxMessage.objects.filter(kind="run.request").values_list("pk", flat=True)
+    assert len(messages) == 4
+    call_concurrently([functools.partial(outbox.process_message, pk) for pk in messages])
+    results = OutboxMessage.objects.filter(kind="run.request").values_list("result", flat=True)
+    assert list(results) == [{"run": Run.objects.get().pk}] * 4
 
 
 @pytest.mark.parametrize("secret", ["", "dt_wrong", "x" * 5000])
 def test_run_request_without_valid_token_is_401(client: Client, payload: dict[str, Any], secret: str) -> None:
     response = request_run(client, secret, payload)
     assert response.status_code == 401
-    assert "Create one at /accounts/tokens/." in response.json()["detail"]  # type: ignore[attr-defined]
+    assert "Create one at /accounts/tokens/." in response.json()["detail"]
     assert response["WWW-Authenticate"] == "Bearer"
     assert not Entry.objects.exists()
 
@@ -113,7 +144,7 @@ def test_run_request_with_other_scope_or_closed_account_is_403(
     ApiToken.objects.update(scope="runs:read")
     response = request_run(client, token, payload)
     assert response.status_code == 403
-    assert response.json()["detail"] == "This token may not request runs: its scope is runs:read."  # type: ignore[attr-defined]
+    assert response.json()["detail"] == "This token may not request runs: its scope is runs:read."
     ApiToken.objects.update(scope="runs:create")
     User.objects.update(is_active=False)
     assert request_run(client, token, payload).status_code == 403
@@ -144,5 +175,5 @@ def test_invalid_run_request_is_422_with_a_message(
 ) -> None:
     response = request_run(client, token, {**payload, **change})
     assert response.status_code == 422
-    assert sentence in response.json()["detail"]  # type: ignore[attr-defined]
+    assert sentence in response.json()["detail"]
     assert not Run.objects.exists()

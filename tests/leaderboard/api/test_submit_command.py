@@ -46,6 +46,7 @@ def test_submit_prints_description_that_site_can_parse(
     assert title == checkout.git("log", "-1", "--format=%s")
 
 
+@pytest.mark.usefixtures("instant_outbox")
 @pytest.mark.django_db(transaction=True)
 def test_submit_to_server_requests_run_and_explains_errors(
     main_repository: Repository,

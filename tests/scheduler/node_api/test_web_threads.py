@@ -35,8 +35,7 @@ HASH = hashlib.sha256(CONTENT).hexdigest()
         ("GET", "/campaigns/wikis/files/shard-0.parquet", file_application),
         ("GET", f"/graphs/{HASH}/graph.json", file_application),
         ("GET", "/download/dailytrain.whl", file_application),
-        ("POST", "/api/v1/runs", file_application),  # it may fetch a repository
-        ("GET", "/api/v1/runs", django_application),
+        ("POST", "/api/v1/runs", django_application),
         ("POST", "/", django_application),
         ("GET", "/runs/3/", django_application),
         ("POST", "/api/node/v1/leases/7/metrics", django_application),

@@ -19,7 +19,7 @@ from tests.support.oidc_issuer import Issuer
 from tests.support.paths import REPOSITORY
 from tests.support.waits import WAIT_SECONDS
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("instant_outbox")]
 
 ACTION = REPOSITORY / ".github" / "actions" / "train"
 
