@@ -204,9 +204,9 @@ def is_sharded(tensor: Tensor) -> bool:
     return hasattr(tensor, "device_mesh")
 
 
-def count_local_bytes(tensor: Tensor) -> int:
-    """Return the bytes that this process holds of a tensor."""
-    return tensor.to_local().nbytes if is_sharded(tensor) else tensor.nbytes
+def get_local_tensor(tensor: Tensor) -> Tensor:
+    """Return what this process holds of a tensor."""
+    return tensor.to_local() if is_sharded(tensor) else tensor
 
 
 def gather_tensor(tensor: Tensor) -> Tensor:

@@ -1,13 +1,15 @@
 """Quantize linear layers to 8 or 4 bits for inference, with bitsandbytes (the extra `gpu`).
 
 8 bit is LLM.int8 (arXiv 2208.07339): one scale per row, and inputs beyond +-6 are multiplied in full precision. 4 bit
-is NF4 (arXiv 2305.14314, section 3): one scale per 64 weights. Embeddings, norms and the head keep their precision:
-rounding the head would change probabilities directly. On a CPU this saves memory, but no time.
+is NF4 (arXiv 2305.14314, section 3): one scale per 64 weights. Embeddings and the head, whose rounding changes
+probabilities directly, have 8 bits in both; norms and tied tables keep their precision. On a CPU this saves memory, but
+no time.
 """
 
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from types import ModuleType
 from typing import Literal, TypeVar
 
@@ -21,15 +23,22 @@ ModelT = TypeVar("ModelT", bound=nn.Module)
 
 
 def quantize(model: ModelT, precision: QuantizedPrecision, device: torch.device) -> ModelT:
-    """Replace the linear layers by quantized ones and move the model to the device. It can no longer be trained.
-
-    Raises UserError if bitsandbytes is not installed.
+    """Replace linear layers and embeddings by quantized ones and move the model to the device. It can no longer be
+    trained. Raises UserError if bitsandbytes is not installed.
     """
     library = import_bitsandbytes()
+    uses = Counter(id(parameter) for _, parameter in model.named_parameters(remove_duplicate=False))
     for name, module in list(model.named_modules()):
-        if type(module) is nn.Linear and not name.endswith("head"):
-            parent, _, attribute = name.rpartition(".")
-            setattr(model.get_submodule(parent), attribute, quantize_layer(library, module, precision, device))
+        if type(module) not in (nn.Linear, nn.Embedding) or uses[id(module.weight)] > 1:
+            continue
+        if isinstance(module, nn.Linear):
+            quantized = quantize_layer(library, module, "8bit" if name.endswith("head") else precision, device)
+        else:
+            quantized = library.nn.Embedding8bit(module.num_embeddings, module.embedding_dim, dtype=module.weight.dtype)
+            quantized.load_state_dict(module.state_dict())
+            quantized = quantized.to(device)
+        parent, _, attribute = name.rpartition(".")
+        setattr(model.get_submodule(parent), attribute, quantized)
     return model.to(device).eval().requires_grad_(False)
 
 

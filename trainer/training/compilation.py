@@ -21,7 +21,7 @@ from torch import Tensor
 
 from trainer.accounting.training_size import FP32, ROW_GRADIENTS
 from trainer.config.train_config import ResolvedConfig
-from trainer.distributed.devices import average_across_processes, compute_gradient_norm, count_local_bytes
+from trainer.distributed.devices import average_across_processes, compute_gradient_norm, get_local_tensor
 from trainer.errors import (
     MAX_REASON,
     CompilationError,
@@ -120,9 +120,11 @@ def count_missing_state_bytes(run: Run) -> int:
     """Return the bytes that optimizers will allocate in training: momenta, at most two for each weight. A resumed run
     has them already."""
     trained = list_densely_trained(run.model)
-    weights = sum(4 * count_local_bytes(weight) // weight.itemsize for weight in trained)
+    weights = sum(4 * get_local_tensor(weight).numel() for weight in trained)
     states = (each.state.get(weight, {}) for each in run.optimizers for weight in trained)
-    state = sum(count_local_bytes(value) for each in states for value in each.values() if isinstance(value, Tensor))
+    state = sum(
+        get_local_tensor(value).nbytes for each in states for value in each.values() if isinstance(value, Tensor)
+    )
     return max(0, 2 * weights - state) + count_row_gradient_bytes(run)
 
 

@@ -50,6 +50,7 @@ from trainer.distributed.devices import (
     compute_gradient_norm,
     gather_weights,
     get_free_memory_bytes,
+    get_local_tensor,
     get_peak_memory_bytes,
     has_compiler,
     is_writable,
@@ -649,11 +650,12 @@ def measure_row_bytes(objective: Objective, row: Tensor) -> int:
 
 def measure_saved_bytes(compute: Callable[[], Tensor], excluded: Iterable[Tensor]) -> int:
     """Return the bytes that a computation saves for its backward pass, without those of the excluded tensors."""
-    excluded_storages = {tensor.untyped_storage().data_ptr() for tensor in excluded}
+    # With torch 2.11 a sharded tensor itself has no storage.
+    excluded_storages = {get_local_tensor(tensor).untyped_storage().data_ptr() for tensor in excluded}
     saved: dict[int, int] = {}
 
     def record(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
+        storage = get_local_tensor(tensor).untyped_storage()
         if storage.data_ptr() not in excluded_storages:
             saved[storage.data_ptr()] = storage.nbytes()
         return tensor
