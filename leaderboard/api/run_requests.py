@@ -14,7 +14,7 @@ from django.db import transaction
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404
 from django.urls import reverse
-from ninja import Router, Schema, Status
+from ninja import Schema, Status
 from ninja.errors import HttpError
 from pydantic import ConfigDict, Field, field_validator
 
@@ -29,6 +29,7 @@ from leaderboard.api.auth import (
     build_user_requester,
 )
 from leaderboard.api.errors import UnavailableError, describe_error
+from leaderboard.api.runs import router
 from leaderboard.integrations.github import oidc
 from leaderboard.models import Entry, OutboxMessage, Run, Track
 from leaderboard.sanitize import check_storable
@@ -36,7 +37,6 @@ from leaderboard.submissions import intake, repositories
 from leaderboard.submissions.intake import IntakeError
 from leaderboard.submissions.repositories import RepositoryError, UnreachableError
 
-router = Router()
 KIND = "run.request"
 POLL_SECONDS = 2
 
@@ -96,7 +96,11 @@ def request_run(request: HttpRequest, body: RunRequest) -> Status[dict[str, Any]
     if Track.objects.find(body.track) is None:
         raise HttpError(422, f"track: there is no track {body.track!r}.")
     try:
+        if requester.job:
+            oidc.check_repository(requester.job, body.repository)
         repositories.check_public(body.repository)
+    except oidc.InvalidTokenError as error:
+        raise HttpError(403, str(error)) from error
     except RepositoryError as error:
         raise HttpError(422, str(error)) from error
     payload = {
@@ -109,6 +113,10 @@ def request_run(request: HttpRequest, body: RunRequest) -> Status[dict[str, Any]
     message = outbox.enqueue_once(KIND, key, payload)
     if message.state == OutboxMessage.State.DONE and "run" not in message.result:  # it was refused: try again
         message = outbox.enqueue(KIND, key, payload)
+    return build_pending_reply(message)
+
+
+def build_pending_reply(message: OutboxMessage) -> Status[dict[str, Any]]:
     address = reverse("api:get_run_request", args=[message.pk])
     return Status(202, {"request": message.pk, "address": f"{settings.SITE_URL}{address}"})
 
@@ -131,7 +139,7 @@ def get_run_request(request: HttpRequest, request_id: int, response: HttpRespons
     message = get_object_or_404(messages, pk=request_id)
     if message.state != OutboxMessage.State.DONE:
         response["Retry-After"] = str(POLL_SECONDS)
-        return Status(202, {"request": message.pk, "address": request.build_absolute_uri(request.path)})
+        return build_pending_reply(message)
     result = message.result
     if result.get("status") == 503:
         raise UnavailableError(result["detail"])
@@ -163,9 +171,12 @@ def create_run(payload: Mapping[str, Any]) -> Run:
     """Return the run of a request, which exists after a repetition. Raises RefusedError."""
     body, job = RunRequest(**payload["body"]), payload["job"] and oidc.ActionsJob(**payload["job"])
     user = User.objects.filter(pk=payload["user"], is_active=True).first()
-    if job is None and user is None:
+    if job:
+        requester = build_job_requester(job)
+    elif user:
+        requester = build_user_requester(user)
+    else:
         raise RefusedError(403, "The account of this token is closed.")
-    requester = build_job_requester(job) if job else build_user_requester(user)
     if (track := Track.objects.find(body.track)) is None:
         raise RefusedError(422, f"track: there is no track {body.track!r}.")
     try:

@@ -113,14 +113,18 @@ def is_allowed_repository(repository: str) -> bool:
     return any(name.lower() in ("*", f"{owner}/*".lower(), repository.lower()) for name in allowed if name)
 
 
+def check_repository(job: ActionsJob, repository: str) -> None:
+    """Raise InvalidTokenError unless this is the job's repository."""
+    if not is_repository_url(repository, job.repository):
+        raise InvalidTokenError(f"The token is of {job.repository}, and the request is for {repository}.")
+
+
 def check_commit(job: ActionsJob, repository: str, sha: str) -> None:
-    """Raise InvalidTokenError unless this is the job's repository and commit.
+    """Raise InvalidTokenError unless this is the job's commit.
 
     Raises UnreachableError if the repository cannot be fetched now.
     The commit of a pull request's job is GitHub's merge; then its head is allowed, too.
     """
-    if not is_repository_url(repository, job.repository):
-        raise InvalidTokenError(f"The token is of {job.repository}, and the request is for {repository}.")
     if sha == job.sha:
         return
     try:
