@@ -60,7 +60,7 @@ def start(request: HttpRequest) -> StartDict:
 
 api.add_router("", tracks.router, tags=["Tracks and boards"])
 api.add_router("", entries.router, tags=["Entries"])
-api.add_router("", run_requests.router, tags=["Runs"])  # with those of `leaderboard.api.runs`
+api.add_router("", run_requests.router, tags=["Runs"])
 api.add_router("", pool.router, tags=["The pool"])
 api.add_router("", public_routes.router, tags=["Campaigns"])
 

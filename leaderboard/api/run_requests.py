@@ -20,6 +20,7 @@ from pydantic import ConfigDict, Field, field_validator
 
 from leaderboard import outbox
 from leaderboard import runs as run_queue
+from leaderboard.api import runs
 from leaderboard.api.auth import (
     Bearer,
     Requester,
@@ -29,7 +30,6 @@ from leaderboard.api.auth import (
     build_user_requester,
 )
 from leaderboard.api.errors import UnavailableError, describe_error
-from leaderboard.api.runs import router
 from leaderboard.integrations.github import oidc
 from leaderboard.models import Entry, OutboxMessage, Run, Track
 from leaderboard.sanitize import check_storable
@@ -37,6 +37,7 @@ from leaderboard.submissions import intake, repositories
 from leaderboard.submissions.intake import IntakeError
 from leaderboard.submissions.repositories import RepositoryError, UnreachableError
 
+router = runs.router  # a request has the address of the list
 KIND = "run.request"
 POLL_SECONDS = 2
 

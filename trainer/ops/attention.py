@@ -13,7 +13,6 @@ but plain and square cases use `sdpa` except with FA3 or FA4. All paths equal `r
 Under autocast all take its type, as torch's sdpa does.
 
 Not covered: grouped queries (repeat the keys), dropout, FlexAttention (it has no backward pass on a CPU).
-The GPU paths have **not been run yet**.
 """  # noqa: E501 - a table
 
 from __future__ import annotations
