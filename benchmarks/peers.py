@@ -63,19 +63,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     dataset = prepare_dataset(options.corpus, options.tokenizer, limit_bytes=parse_size(options.limit_bytes))
     sizes = [Size(size.depth, size.width, size.budget * options.scale) for size in SIZES[: options.sizes]]
     trainer = Trainer(options.out, dataset, partial(print, flush=True))
-    # The same numbers, and compiling costs more than it saves here. `measure_cpu_seconds` compiles.
-    torch.compiler.set_stance("force_eager")
     if not options.report:
-        run_size(trainer, entries, sizes[0], find_factors(trainer, entries, None), options.rows, SEEDS[:1])
-        print_tables(trainer, sizes, entries, options.rows)
-        for entry in entries[:2]:
-            tune_entry(trainer, entry, sizes[0], options)
-        tune_table(trainer, entries[2], sizes[0], find_factors(trainer, entries, sizes[0])[OURS], options.rows)
-        for size in sizes:
-            measure_speed(trainer, entries, size, options)
-            run_size(trainer, entries, size, find_factors(trainer, entries, sizes[0]), options.rows, SEEDS)
+        # The same numbers, and compiling costs more than it saves here. `measure_cpu_seconds` compiles.
+        with torch.compiler.set_stance("force_eager"):
+            run_all(trainer, entries, sizes, options)
     print_tables(trainer, sizes, entries, options.rows)
     return 0
+
+
+def run_all(trainer: Trainer, entries: Sequence[Entry], sizes: Sequence[Size], options: argparse.Namespace) -> None:
+    """Tune both sides at the smallest size, then measure speeds and train the runs of each size."""
+    run_size(trainer, entries, sizes[0], find_factors(trainer, entries, None), options.rows, SEEDS[:1])
+    print_tables(trainer, sizes, entries, options.rows)
+    for entry in entries[:2]:
+        tune_entry(trainer, entry, sizes[0], options)
+    tune_table(trainer, entries[2], sizes[0], find_factors(trainer, entries, sizes[0])[OURS], options.rows)
+    for size in sizes:
+        measure_speed(trainer, entries, size, options)
+        run_size(trainer, entries, size, find_factors(trainer, entries, sizes[0]), options.rows, SEEDS)
 
 
 def find_factors(trainer: Trainer, entries: Sequence[Entry], size: Size | None) -> dict[str, Factors]:
@@ -137,7 +142,6 @@ def measure_speed(trainer: Trainer, entries: Sequence[Entry], size: Size, option
         if (size.name, form) not in find_speeds(trainer, entries):
             measured = measure_cpu_seconds(entries, size, options.rows, vocabulary, FORMS[form])
             trainer.append({"size": size.name, "form": form, "source": entries[1].source, "speed": measured})
-    torch.compiler.set_stance("force_eager")
 
 
 def find_speeds(trainer: Trainer, entries: Sequence[Entry]) -> dict[tuple[str, str], Any]:

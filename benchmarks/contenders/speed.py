@@ -25,11 +25,11 @@ def measure_cpu_seconds(
     """
     tokens = rows * SEQUENCE_LENGTH
     plan = Plan(size, Factors(), 1, vocabulary_size, tokens, size.budget, is_compiled)
-    torch.compiler.set_stance("default")  # nanochat compiles its optimizer's steps in any case
     batch = torch.randint(vocabulary_size, (2, rows, SEQUENCE_LENGTH), generator=torch.Generator().manual_seed(0))
     contenders = {entry.name: entry.build(plan) for entry in entries}
     seconds: dict[str, list[float]] = {entry.name: [] for entry in entries}
-    with pause_garbage_collection():
+    # nanochat compiles its optimizer's steps in any case.
+    with torch.compiler.set_stance("default"), pause_garbage_collection():
         for contender in contenders.values():
             time_steps(contender, batch, WARMUP_STEPS)
         for _ in range(ROUNDS):

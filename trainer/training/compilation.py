@@ -82,6 +82,7 @@ def compile_run(run: Run, console: Console, row: Tensor) -> None:
     """Find the largest micro-batch that fits into a GPU, and compile the model. Not charged. `row`: tokens `[1, T]`."""
     started = time.perf_counter()
     if run.resolved.compile:
+        torch.compiler.reset()  # programs of earlier runs in this process count against torch's limit of 8
         console.print("compiling the model with torch.compile; this is not charged", highlight=False)
     while not try_pass(run, is_searching=run.resolved.device == "cuda"):
         run.set_micro_batch(run.resolved.micro_batch - 1)

@@ -184,3 +184,13 @@ def test_run_larger_than_free_memory_is_refused_before_it_is_built(
     flags = ["--dataset", str(dataset_folder), "--out", str(tmp_path), "--device", "cpu", "--budget", "2steps"]
     assert main([*flags, "--arch", "rwkv5-7b"]) == 2
     assert "take 116 GB on this machine, with 24 GB of free memory. Name a smaller size" in capsys.readouterr().err
+
+
+def test_runs_of_one_process_do_not_count_against_each_others_compilations(
+    train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compilation, "BACKEND", "aot_eager")
+    monkeypatch.setattr("torch._dynamo.config.recompile_limit", 2)  # a run needs two: with gradients and without
+    for number in range(2):
+        flags = ("--train.compile", "true", "--train.sequence-length", 16 + 16 * number)
+        assert train(tmp_path / str(number), "--budget", "1steps", *flags) == 0
