@@ -141,13 +141,6 @@ def test_restore_executes_no_code(run_copy: Path) -> None:
     assert not marker.exists()
 
 
-def test_load_model_returns_model_in_eval_mode(run_copy: Path) -> None:
-    (get_checkpoint_path(run_copy, 20) / "optimizer.pt").unlink()  # scorers do not get it
-    model = load_model(run_copy, get_checkpoint_path(run_copy, 20))
-    assert not model.training
-    assert model(torch.zeros(1, 5, dtype=torch.int64)).shape == (1, 5, 320)
-
-
 @pytest.mark.parametrize("step", [1, 2])
 def test_checkpoint_is_complete_or_hidden_while_one_is_deleted(
     step: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -175,17 +175,6 @@ def test_import_reads_weights_as_people_save_them(
     assert torch.equal(compute_logits(tmp_path / "back"), compute_logits(run))
 
 
-def test_import_restores_tied_weights_and_accepts_bf16_and_squeezed_shapes(exported: Any, tmp_path: Path) -> None:
-    tensors = {**exported[1], HEAD: exported[1]["emb.weight"].clone()}
-    torch.save({name: value.squeeze().bfloat16() for name, value in tensors.items()}, tmp_path / "both.pth")
-    narrow = {name: value.bfloat16() for name, value in tensors.items() if name != HEAD}
-    save_file(narrow, tmp_path / "one.safetensors", metadata={HEAD: "emb.weight", "format": "pt"})
-    for name in ("both.pth", "one.safetensors"):
-        assert import_run(tmp_path / name, tmp_path / name[:3]) == 0
-    assert torch.equal(compute_logits(tmp_path / "bot"), compute_logits(tmp_path / "one"))
-    assert compute_logits(tmp_path / "one").dtype == torch.float32
-
-
 def test_import_executes_no_code_and_names_what_it_cannot_read(
     exported: Any, dataset_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 from tests.support.tiny import TINY
-from trainer.cli import sample
 from trainer.cli.main import COMMANDS, main
 
 pytestmark = pytest.mark.processes
@@ -34,14 +33,6 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize("arguments", [["trian"], ["rephrase", "jion"], ["swarm", "jion"]])
 def test_unknown_command_prints_one_line(arguments: list[str], refuse: Callable[..., str]) -> None:
     assert f"invalid choice: '{arguments[-1]}'" in refuse(*arguments)
-
-
-@pytest.mark.parametrize("name", [*COMMANDS, "swarm join", "rephrase join", "rephrase check", "rephrase calibrate"])
-def test_command_help_prints_usage(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as stop:
-        main([*name.split(), "--help"])
-    assert stop.value.code == 0
-    assert capsys.readouterr().out.startswith(f"usage: dailytrain {name} ")
 
 
 IMPORTS = """
@@ -78,17 +69,6 @@ def test_missing_package_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytes
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert main(["rephrase", "check"]) == 2
     assert "needs the package py3langid: pip install 'dailytrain[rephrase]'" in capsys.readouterr().err
-
-
-def test_arch_list_prints_architectures(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["arch", "list", "--json"]) == 0
-    rows = json.loads(capsys.readouterr().out)
-    assert [row["name"] for row in rows] == ["gpt", "nanogpt", "litgpt", "smear", "rwkv5", "moe"]
-    assert all(row["description"] for row in rows)
-    assert main(["arch", "list"]) == 0
-    listed = dict(line.split()[:2] for line in capsys.readouterr().out.splitlines())
-    assert listed == {row["name"]: f"{row['parameters']:,}" for row in rows}
-    assert (listed["gpt"], listed["rwkv5"]) == ("11,534,650", "7,617,536")
 
 
 @pytest.mark.parametrize(
@@ -142,16 +122,6 @@ def test_damaged_checkpoint_prints_one_line(
     lines = capfd.readouterr().err.splitlines()
     assert "optimizer.pt is damaged" in lines[-1]
     assert not any("Traceback" in line for line in lines)
-
-
-def test_sample_is_reproducible_and_starts_with_prompt(tiny_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    ask = [str(tiny_run), "--prompt", "The cat", "--max-tokens", "12", "--seed", "3"]
-    assert sample.main(ask) == 0
-    first = capsys.readouterr().out
-    assert sample.main(ask) == 0
-    assert capsys.readouterr().out == first
-    assert first.startswith("The cat")
-    assert len(first) > len("The cat\n")
 
 
 def test_train_prepares_corpus(corpus_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

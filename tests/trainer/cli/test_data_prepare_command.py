@@ -60,14 +60,6 @@ def test_bad_input_prints_one_line(refuse: Callable[..., str], change: list[str]
     assert complaint in refuse("prepare", *ARGUMENTS, "--quiet", *change)
 
 
-def test_corpus_of_equal_documents_is_refused_with_the_number_of_copies(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    (tmp_path / "equal.jsonl").write_text(400 * (json.dumps({"text": "A document. " * 80}) + "\n"))
-    assert main([*ARGUMENTS, "--quiet", "--corpus", f"files:{tmp_path}/equal.jsonl"]) == 2
-    assert "this corpus has 960, without 399 copies of documents" in capsys.readouterr().err
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
 def test_stop_exits_130_and_the_same_command_continues(tmp_path: Path, stop: signal.Signals) -> None:

@@ -22,7 +22,6 @@ from trainer.graph.initialization import CostMeter
 from trainer.graph.model import build_model, build_model_without_data
 from trainer.graph.operators import COMPOSITES, FORMULAS, strip_variant
 from trainer.graph.reading import parse_files
-from trainer.graph.summary import describe_traced
 from trainer.models import gpt
 from trainer.models.base import Recipe, pad_vocabulary
 from trainer.training.model_sources import BuiltModel
@@ -103,16 +102,6 @@ def test_costs_of_modules_and_operators_add_up() -> None:
     # The backward pass is attributed to its modules too: a matrix costs three products.
     width = build_config("gpt").width
     assert cost.by_module["blocks.0.mlp.up"].product_flops == 3 * 2 * T * width * 4 * width
-
-
-def test_summary_has_hash_sizes_and_costs() -> None:
-    traced = trace("litgpt")
-    content = describe_traced(traced)
-    assert content["hash"] == traced.compute_hash()
-    parameters = [tensor for tensor in traced.initialization.tensors if tensor.kind == "parameter"]
-    assert content["parameters"] == sum(tensor.number_of_elements for tensor in parameters)
-    assert content["buffer_elements"] > 0  # litgpt's rotary tables
-    assert content["scoring_flops_per_token"] < content["flops_per_token"] / 2
 
 
 def test_lists_of_operators_name_no_overloads() -> None:

@@ -12,13 +12,11 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from tests.support.gpt_models import END, T, V, build_random_model, sample_tokens
-from trainer.accounting.flops import count_parameters
 from trainer.checkpoint.store import get_checkpoint_path
 from trainer.distributed.devices import compute_gradient_norm
 from trainer.errors import ExitCode
 from trainer.models.ngram_memory import GatedMemory, NGramMemory, fetch_rows
 from trainer.ops.ngram_memory import get_row_gradients, hash_ngrams
-from trainer.optim.optimizers import list_densely_trained
 
 ORDERS, ROWS = (1, 2, 3, 5), 1000
 
@@ -138,14 +136,6 @@ def test_run_with_a_memory_on_two_devices_is_refused(
 ) -> None:
     assert train(tmp_path, *FLAGS, "--devices", "2") == ExitCode.USER_ERROR
     assert "one device" in capsys.readouterr().err
-
-
-def test_accounting_of_a_memory_knows_its_table() -> None:
-    model, plain = build_random_model(memory_rows=40), build_random_model()
-    table = 2 * 40 * 32
-    assert count_parameters(model)["embedding"] - count_parameters(plain)["embedding"] == table
-    dense = sum(p.numel() for p in list_densely_trained(model))
-    assert sum(p.numel() for p in model.parameters()) - dense == table
 
 
 def test_gradient_norm_includes_the_rows_of_a_memory() -> None:

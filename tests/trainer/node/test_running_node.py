@@ -19,11 +19,9 @@ from tests.support.agent_process import (
     build_training_job,
     list_running_processes,
     run_job,
-    wait_until_finished,
 )
 from tests.support.in_process_agent import InProcessAgent
 from tests.support.node_api_server import LeaseRecord, NodeApiServer, read_json_blob
-from tests.support.waits import wait_until
 from trainer import protocol
 from trainer.node.job_handlers import smoke
 from trainer.node.job_handlers.notebook import TIME_ADVICE
@@ -86,15 +84,6 @@ def test_published_dataset_is_downloaded_once_and_not_prepared(running_node: Nod
         assert sum(file.sha256 in request for request in site.requests) == (3 if file is files[2] else 1)
 
 
-def test_dataset_with_another_hash_than_its_files_is_refused(running_node: Node) -> None:
-    site = running_node.site
-    files = (site.store_blob(json.dumps({"hash": "f" * 64}).encode(), "manifest.json"),)
-    finish = run_job(site, build_job_with_dataset(site, "c" * 64, files)).end
-    assert finish.outcome == "failed"
-    assert "not those of the hash" in finish.reason
-    assert not (running_node.home / "datasets" / ("c" * 64)).exists()
-
-
 def test_training_resumes_from_another_nodes_checkpoint(running_node: Node) -> None:
     site = running_node.site
     first = run_job(site, build_training_job(site, steps=20)).checkpoints
@@ -103,25 +92,6 @@ def test_training_resumes_from_another_nodes_checkpoint(running_node: Node) -> N
     assert held.log == "training entry from step 10\n"
     assert [row["step"] for row in held.rows] == list(range(11, 21))
     assert held.checkpoints == first[1:]
-
-
-def test_checkpoint_sender_keeps_the_newest_two(site: NodeApiServer, agent: InProcessAgent) -> None:
-    lease = site.queue_job(build_training_job(site, steps=1000, pace=0.1, every=5))
-    agent.start()
-    wait_until(lambda: lease in site.leases and len(site.leases[lease].checkpoints) >= 4)
-    folder = agent.home / "work" / str(lease) / "out" / "checkpoints"
-    wait_until(lambda: len(list(folder.glob("step-*[0-9]"))) <= 2)
-    site.leases[lease].stop = protocol.HeartbeatReply(stop="cancel")
-    wait_until_finished(site, lease)
-
-
-def test_checkpoint_sender_with_an_interval_sends_only_the_last(running_node: Node) -> None:
-    site = running_node.site
-    spec = build_training_job(site, steps=35)
-    order = spec.order.model_copy(update={"upload_seconds": 3600.0})
-    held = run_job(site, spec.model_copy(update={"order": order}))
-    assert held.end.outcome == "done"
-    assert [checkpoint.step for checkpoint in held.checkpoints] == [30]
 
 
 def build_score_job(
@@ -315,12 +285,6 @@ def test_self_test_without_a_package_fails_with_its_name(
     assert finish.reason == f"{activity}: {reason}"
 
 
-def test_agent_that_runs_one_job_does_not_count_its_self_test(site: NodeApiServer, node: Node) -> None:
-    leases = [site.queue_job(build_self_test(site)), site.queue_job(build_training_job(site))]
-    assert node.run("--once") == 0
-    assert all(site.leases[lease].finish for lease in leases)
-
-
 # --- replays ----------------------------------------------------------------------------------------------------------
 
 Checkpoints = tuple[protocol.Checkpoint, protocol.Checkpoint]
@@ -380,19 +344,6 @@ def test_replayed_code_cannot_see_the_claimed_weights(running_node: Node, checkp
     assert (held.end.outcome, held.end.cause) == ("failed", "model"), held.log
     assert held.end.reason == "The replay left no weights to compare."
     assert "sees [] of the True" in held.log
-
-
-def test_replay_of_seconds_without_recorded_times_differs(running_node: Node, checkpoints: Checkpoints) -> None:
-    unproven = {"step": 20, "exact": False, "deviation": 1e9, "state_deviation": 1e9}
-    assert replay(running_node, *checkpoints, {"budget": "1h"}).end.result == build_result(unproven)
-
-
-@pytest.mark.parametrize(("code", "cause"), [(3, "model"), (1, "infrastructure")])
-def test_replay_that_exits_blames_by_its_code(
-    running_node: Node, checkpoints: Checkpoints, code: int, cause: str
-) -> None:
-    finish = replay(running_node, *checkpoints, {"misbehave_again": f"raise SystemExit({code})"}).end
-    assert (finish.outcome, finish.cause) == ("failed", cause)
 
 
 # --- notebooks --------------------------------------------------------------------------------------------------------

@@ -116,17 +116,8 @@ CASES: dict[str, tuple[str, str, str]] = {
         "fail(3, 'model', '\\x1b[31mred\\n\\n' + 'x' * 1000)", "model", "[31mred " + "x" * 391 + "…",
     ),
     "reason is no text": ("fail(3, 'me', {})", "model", "The training failed: the model failed; the log says how."),
-    "machine's fault": ("fail(1, 'machine', 'The disk is full.')", "infrastructure", "The disk is full."),
     "crash": ("os.kill(os.getpid(), 11)", "model", "The training's process crashed with a segmentation fault."),
-    "kill from outside": (
-        "os.kill(os.getpid(), 9)", "infrastructure", "The training's process was killed from outside (signal 9).",
-    ),
-    "unknown exit code": ("sys.exit(77)", "model", "The training's process ended with exit code 77."),
     "no result": ("sys.exit(0)", "model", "The training ended without a result."),
-    "result is garbage": (
-        "(out / 'result.json').write_bytes(os.urandom(1000)); sys.exit(0)", "model",
-        "The training ended without a result.",
-    ),
     "disk": (
         "[(out / str(i)).write_bytes(bytes(1_000_000)) for i in range(1000)]", "model",
         f"{ENDED} It used more than 20.0 MB of disk.",

@@ -76,18 +76,6 @@ def test_throughput_is_a_moving_average() -> None:
     assert router.get_throughput("b") == pytest.approx(1.0, abs=0.01)
 
 
-def test_dropped_peer_is_not_picked() -> None:
-    router = build_router([1.0, 1.0])
-    router.drop("peer 0")
-    router.drop("peer 0")
-    router.ban("peer 0", 0.0, 9.0)
-    assert router.pick(1.0, 0.0) == "peer 1"
-    router.drop("peer 1")
-    with pytest.raises(NoPeersError) as caught:
-        router.pick(1.0, 0.0)
-    assert caught.value.until is None
-
-
 @settings(deadline=None, max_examples=50)
 @given(st.integers(2, 6), st.integers(1, 30), st.floats(1, 1e5))
 def test_work_before_the_first_observation_starves_no_peer(peers: int, at_first: int, speed: float) -> None:

@@ -24,7 +24,7 @@ from trainer.config.train_config import resolve_config
 from trainer.errors import ExitCode
 from trainer.graph.blocks import count_calls, split_blocks
 from trainer.graph.model import GraphModel
-from trainer.graph.tables import convert_tables_to_bf16, look_up
+from trainer.graph.tables import look_up
 from trainer.models import ARCHITECTURES
 from trainer.ops import balance, elementwise, recurrence
 from trainer.ops.attention import attention
@@ -85,25 +85,6 @@ def assert_compiled_equal(objective: Objective, dtype: torch.dtype, arch: str = 
 @pytest.mark.parametrize(("arch", "dtype"), MODELS)
 def test_compiled_gradients_of_architecture_equal_eager_ones(arch: str, dtype: torch.dtype) -> None:
     assert_compiled_equal(Objective(build_pair(arch).graph), dtype, arch)
-
-
-@pytest.mark.slow
-def test_module_of_rwkv5_is_compiled_by_block_with_equal_gradients() -> None:
-    objective = Objective(build_pair("rwkv5", depth=3).module)
-    features = objective.features
-    assert_compiled_equal(objective, torch.float32, "rwkv5")
-    assert objective.features == features, "the model as a whole is not compiled"
-
-
-@pytest.mark.slow
-def test_compiled_gradients_of_tables_in_bf16_equal_eager_ones() -> None:
-    model = build_pair("gpt").graph
-    tables = [name for name, _ in model.named_parameters() if "embedding" in name]
-    assert convert_tables_to_bf16(model, list(model.parameters())) == len(tables)
-    found = assert_compiled_equal(Objective(model), torch.bfloat16)
-    for name in tables:
-        assert found[f"model.{name}"].dtype == torch.bfloat16
-        assert found[f"model.{name}"].any()
 
 
 def balance_gates(gates: Tensor) -> Tensor:
@@ -177,16 +158,6 @@ def test_run_whose_compiled_gradient_is_zero_ends_as_the_machines_fault(
     failure = json.loads((tmp_path / "failure.json").read_text())
     assert failure["cause"] == "infrastructure"
     assert "torch.compile computes wrong gradients" in failure["reason"]
-
-
-def test_run_whose_compiled_gradient_is_right_trains(
-    monkeypatch: pytest.MonkeyPatch, train: Callable[..., int], tmp_path: Path
-) -> None:
-    monkeypatch.setattr(compilation, "BACKEND", "aot_eager")
-    assert train(tmp_path, "--train.compile", "true", "--budget", "2steps") == ExitCode.OK
-
-
-# torch.compile reads it of activations.
 
 
 def compile_blocks(model: GraphModel) -> list[int]:

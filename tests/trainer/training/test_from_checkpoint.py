@@ -81,18 +81,6 @@ def test_tensors_that_do_not_fit_are_new_and_listed(train: Train, tiny_run: Path
     assert lineage["kept"] + len(lineage["unused"]) == len(before)
 
 
-def test_other_tokenizer_gets_new_embedding_and_head(
-    tiny_run: Path, corpus_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("DAILYTRAIN_CACHE", str(tmp_path / "cache"))
-    flags = ["--corpus", f"files:{corpus_folder}/1*.txt", "--tokenizer", "bpe:300", "--budget", "1steps", *TINY]
-    assert main(["--from", str(tiny_run), "--out", str(tmp_path / "run"), *flags]) == 0
-    lineage = run_json(tmp_path / "run")["from"]
-    assert {"embedding.weight", "head.weight"} <= set(lineage["new"])
-    assert all("embedding" in name or name == "head.weight" for name in lineage["new"])
-    assert lineage["unused"] == sorted(lineage["new"])
-
-
 def test_dataset_of_other_tokenizer_is_rejected(
     tiny_run: Path, corpus_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -83,9 +83,3 @@ def test_passed_milestone_lies_between_the_fractions(before: float, gain: float,
     assert mark % every == 0
     assert mark < 100
     assert before * 100 - 1e-6 < mark <= after * 100 + 1e-6
-
-
-def test_milestones_without_spacing_are_none() -> None:
-    assert find_passed_milestone(0.05, 0.95, 0) is None
-    assert find_passed_milestone(0.05, 0.35, 10) == 30, "of several the last"
-    assert find_passed_milestone(0.95, 1.0, 10) is None

@@ -22,7 +22,6 @@ from trainer.data.shards import PROMPT_BIT
 from trainer.data.splits import cut_document
 from trainer.data.tokenizer import load_tokenizer
 from trainer.errors import CorpusError
-from trainer.train import main
 
 pytestmark = pytest.mark.processes
 
@@ -125,14 +124,3 @@ def dev_loss(dataset: Dataset, run: Path) -> float:
             is_counted = (y != IGNORE_INDEX) & text[y.clamp(min=0)]
             nats.append(-log[is_counted, y[is_counted]])
     return float(torch.cat(nats).double().mean())
-
-
-@pytest.mark.slow
-def test_step_on_two_devices_with_prompts_equals_single_device(dataset: Dataset, tmp_path: Path) -> None:
-    """Devices have different numbers of learned targets. The step averages over the targets of all devices."""
-    flags = ["--dataset", str(dataset.folder), *TINY, "--budget", "1steps", "--seed", "3"]
-    for devices in ("1", "2"):
-        assert main([*flags, "--out", str(tmp_path / devices), "--devices", devices]) == 0
-    (single,), (double,) = (lines(tmp_path / devices, "train") for devices in ("1", "2"))
-    assert double["loss"] == pytest.approx(single["loss"], rel=1e-5)
-    assert double["gradient_norm"] == pytest.approx(single["gradient_norm"], rel=1e-4)
