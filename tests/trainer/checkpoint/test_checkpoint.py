@@ -27,10 +27,8 @@ from trainer.checkpoint.store import (
     load_model,
     prune_checkpoints,
     restore_checkpoint,
-    take_snapshot,
     verify_checkpoint,
     write_checkpoint,
-    write_snapshot,
 )
 from trainer.cli import sample
 from trainer.protocol import Checkpoint
@@ -205,20 +203,6 @@ def test_write_error_is_raised_once_at_next_call() -> None:
         writer.wait()
     writer.check()
     writer.wait()
-
-
-def test_snapshot_is_not_changed_by_training(tmp_path: Path) -> None:
-    model = nn.Linear(3, 2)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
-    model(torch.ones(1, 3)).sum().backward()
-    optimizer.step()
-    before = model.weight.detach().clone()
-    taken = take_snapshot(model, [optimizer])
-    optimizer.step()
-    write_snapshot(get_checkpoint_path(tmp_path, 1), taken, {"step": 1})
-    restore_checkpoint(get_checkpoint_path(tmp_path, 1), model, [optimizer])
-    assert torch.equal(model.weight, before)
-    assert optimizer.state_dict()["state"][0]["step"] == 1
 
 
 Train = Callable[..., int]

@@ -109,13 +109,6 @@ def test_decode_stream_never_splits_character() -> None:
     assert "🚂" in parts
 
 
-def test_decode_stream_equals_tokenizer_decode(tokenizer: Tokenizer) -> None:
-    generator = torch.Generator().manual_seed(5)
-    for _ in range(50):
-        tokens = torch.randint(0, tokenizer.vocabulary_size, (20,), generator=generator).tolist()
-        assert "".join(decode_stream(tokenizer, tokens)) == tokenizer.decode(tokens)
-
-
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
@@ -195,9 +188,3 @@ def test_generate_broken_model_is_model_failure(run: Path, capsys: pytest.Captur
     assert failure["cause"] == "model"
     assert "waves" in failure["reason"]
     assert not (run.parent / "out" / "result.json").exists()
-
-
-def test_group_text_yields_first_part_at_once() -> None:
-    assert list(generate.group_text(["a", "b", "c"], seconds=60)) == ["a", "bc"]
-    assert list(generate.group_text(["a", "b", "c"], seconds=0)) == ["a", "b", "c"]
-    assert list(generate.group_text([], seconds=60)) == []

@@ -115,8 +115,10 @@ OPERATORS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
-@pytest.mark.parametrize("name", OPERATORS)
+@pytest.mark.parametrize("dtype", [pytest.param(torch.float32, marks=pytest.mark.slow), torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow if n == "recurrence" else []) for n in OPERATORS]
+)
 def test_compiled_gradient_of_operator_equals_eager_one(name: str, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     x = torch.randn(2, 8, 4, 16, dtype=dtype)
@@ -173,9 +175,8 @@ def compile_blocks(model: GraphModel) -> list[int]:
     return compiled
 
 
-@pytest.mark.parametrize(
-    ("name", "depth", "different"), [pytest.param("rwkv5", 3, 2, marks=pytest.mark.slow), ("gpt", 4, 3)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "depth", "different"), [("rwkv5", 3, 2), ("gpt", 4, 3)])
 def test_split_blocks_compute_the_same_and_equal_ones_compile_once(name: str, depth: int, different: int) -> None:
     """Two kinds differ: the first reads only the embeddings. Each second block of gpt also has value embeddings."""
     model = build_pair(name, depth=depth).graph

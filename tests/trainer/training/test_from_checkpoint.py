@@ -45,11 +45,8 @@ def test_run_from_checkpoint_continues_loss_and_records_lineage(
     assert str(tmp_path) not in json.dumps(run_json(second))
     assert train(third, "--from", second, "--budget", "1steps") == 0
     assert run_json(third)["from"]["tokens"] == 34 * 4 * 32
-    earlier = list_checkpoints(tiny_run)[0]
-    assert train(tmp_path / "fourth", "--from", earlier, "--budget", "1steps") == 0
-    assert run_json(tmp_path / "fourth")["from"]["step"] == 20
     capsys.readouterr()
-    assert train(second, "--from", earlier, "--budget", "4steps") == 2
+    assert train(second, "--from", list_checkpoints(tiny_run)[0], "--budget", "4steps") == 2
     assert "another from" in capsys.readouterr().err
     assert train(tmp_path / "run", "--from", tmp_path, "--budget", "1steps") == 2, "there is no checkpoint"
     assert capsys.readouterr().err.count("\n") == 1

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.support.interrupted_runs import check_resume, train
+from tests.support.interrupted_runs import train
 from tests.support.metrics_lines import lines
 from tests.support.tiny import TINY
 from trainer.checkpoint.store import load_model
@@ -95,12 +95,6 @@ def test_prompt_targets_are_ignored_and_inputs_complete(dataset: Dataset, packin
         ends = inputs[:, 1:] == dataset.tokenizer.end_of_text
         assert bool(learned[ends].all()), "the end of text is learned"
         assert 0.1 < learned.float().mean() < 0.7
-
-
-@pytest.mark.slow
-def test_run_on_pairs_resumes_exactly(dataset: Dataset, tmp_path: Path) -> None:
-    flags = ("--budget", "6steps", "--checkpoint-every", "2steps", "--train.micro-batch", "2", "--keep", "9")
-    check_resume(tmp_path, *flags, "--dataset", dataset.folder)
 
 
 def test_step_and_evaluation_average_over_learned_targets(dataset: Dataset, tmp_path: Path) -> None:

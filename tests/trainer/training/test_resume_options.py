@@ -41,6 +41,7 @@ OPTIONS = {
         *("--recipe.schedule.warmup_steps", "2", "--recipe.schedule.shape", "cosine"),
     ),
     "another momentum": ("--recipe.schedule.momentum_start", "0.8", "--recipe.schedule.momentum_end", "0.7"),
+    "n-gram memory": ("--model.memory_rows", "200", "--recipe.clip", "0.05"),
     "variance normalization and cautious decay": (
         *("--recipe.matrices.normalized", "true", "--recipe.matrices.cautious", "true"),
         *("--recipe.matrices.weight_decay", "0.1"),
@@ -98,6 +99,7 @@ def test_compiled_run_resumes_exactly(dataset_folder: Path, tmp_path: Path, monk
     assert json.loads((tmp_path / "whole" / "result.json").read_text())["compile_seconds"] > 0
 
 
+@pytest.mark.slow
 def test_resume_on_a_smaller_machine_takes_fewer_rows_at_the_same_price(
     dataset_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
