@@ -15,7 +15,7 @@ from tests.support.fork_server import ForkServer, select_start_variables
 from tests.support.paths import REPOSITORY
 from tests.support.waits import wait_until
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
 REPORT = """
 import json, os, resource, sys

@@ -221,18 +221,3 @@ def test_logits_prints_log_probabilities_per_token(
     printed = torch.tensor(json.loads(capsys.readouterr().out)["log_probabilities"])
     assert printed.shape == (3, 320), "of another architecture"
     torch.testing.assert_close(printed.exp().sum(-1), torch.ones(3))
-
-
-@pytest.mark.parametrize(
-    ("tokens", "sentence"),
-    [
-        ("1,x", "commas, not '1,x'"),
-        ("1,400", "no token 400"),
-        ("", "separated by commas"),
-        (",".join(["1"] * 1000), "--tokens has 1000 tokens, and this model reads at most"),
-    ],
-    ids=["word", "unknown", "none", "too many"],
-)
-def test_logits_invalid_tokens_print_one_line(tokens: str, sentence: str, tiny_run: Path, capsys: Any) -> None:
-    assert main(["logits", str(tiny_run), f"--tokens={tokens}", "--json"]) == 2
-    assert sentence in capsys.readouterr().err

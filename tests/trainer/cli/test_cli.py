@@ -30,11 +30,6 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
         assert capsys.readouterr().out == text
 
 
-@pytest.mark.parametrize("arguments", [["trian"], ["rephrase", "jion"], ["swarm", "jion"]])
-def test_unknown_command_prints_one_line(arguments: list[str], refuse: Callable[..., str]) -> None:
-    assert f"invalid choice: '{arguments[-1]}'" in refuse(*arguments)
-
-
 IMPORTS = """
 import sys
 from trainer.cli.main import main
@@ -69,43 +64,6 @@ def test_missing_package_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytes
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert main(["rephrase", "check"]) == 2
     assert "needs the package py3langid: pip install 'dailytrain[rephrase]'" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("flags", "sentence"),
-    [
-        (["--corpus", "files:/absent/*.txt"], "/absent"),
-        (["--arch", "gtp"], "there is no architecture 'gtp'; the known ones are gpt, nanogpt, litgpt, smear, rwkv5"),
-        (["--budget", "a while"], "impossible budget 'a while'"),
-        (["--budget", "100tokens", "--dataset", "DATASET"], "one step is"),
-        (["--model.dept", "3", "--dataset", "DATASET"], "gpt has no option 'dept'; it has backout, depth"),
-        (["--model.width", "big", "--dataset", "DATASET"], "model.width cannot be 'big': it is of type int"),
-        (["--model.heads", "3", "--dataset", "DATASET"], "must be an even multiple"),
-        (["--dataset", "absent"], "absent is not a dataset"),
-        (["--tokenizer", "words", "--corpus", "CORPUS"], "'words' is not a tokenizer"),
-        (["--train.sequence-length", "1000000", "--dataset", "DATASET"], "too few for sequences"),
-        (["--logger", "wandb", "--dataset", "DATASET"], "pip install 'dailytrain[loggers]'"),
-        (["--device", "cuda", "--dataset", "DATASET"], "no GPU"),
-    ],
-)
-def test_bad_input_to_train_prints_one_line(
-    flags: list[str],
-    sentence: str,
-    dataset_folder: Path,
-    corpus_folder: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    refuse: Callable[..., str],
-) -> None:
-    monkeypatch.setenv("DAILYTRAIN_CACHE", str(tmp_path / "cache"))
-    places = {"DATASET": str(dataset_folder), "CORPUS": f"files:{corpus_folder}/*.txt"}
-    if "wandb" in flags:
-        monkeypatch.setitem(sys.modules, "wandb", None)
-    if "cuda" in flags:
-        import torch
-
-        monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert sentence in refuse("train", "--out", tmp_path / "run", *(places.get(flag, flag) for flag in flags))
 
 
 def test_damaged_checkpoint_prints_one_line(

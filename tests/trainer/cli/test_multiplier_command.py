@@ -73,21 +73,3 @@ GOOD = record("gpt", 1, 1.0, 1.02)
 )
 def test_bad_file_prints_one_line(tmp_path: Path, refuse: Callable[..., str], document: object, complaint: str) -> None:
     assert complaint in refuse("multiplier", write(tmp_path, document), "--baseline", "gpt", "--json")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "complaint"),
-    [
-        (["RUNS"], "--baseline"),
-        (["RUNS", "--baseline", "gpt", "--axis", "joules"], "invalid choice: 'joules'"),
-        (["RUNS", "--baseline", "gpt", "--full", "nan"], "must be a number above 0, not 'nan'"),
-        (["RUNS", "--baseline", "gpt", "--full", "1"], "far from all runs of the baseline"),
-        (["nothing.json", "--baseline", "gpt"], "cannot be read"),
-        ([".", "--baseline", "gpt"], "cannot be read"),
-    ],
-)
-def test_bad_option_prints_one_line(
-    tmp_path: Path, refuse: Callable[..., str], arguments: list[str], complaint: str
-) -> None:
-    runs = write(tmp_path, [GOOD])
-    assert complaint in refuse("multiplier", *(runs if word == "RUNS" else word for word in arguments))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -36,20 +35,3 @@ def test_graph_prints_costs_and_draws_modules(folder: Path, tmp_path: Path, caps
     printed = capsys.readouterr().out
     assert "FLOPs a token, forward and backward" in printed
     assert "blocks.0.up" in printed
-
-
-def test_graph_without_its_folders_is_one_line(folder: Path, tmp_path: Path, refuse: Callable[..., str]) -> None:
-    assert "--drawing: there is no folder" in refuse("graph", folder, "--drawing", tmp_path / "nowhere" / "x.svg")
-    assert "init.json is missing" in refuse("graph", tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("flags", "reason"),
-    [
-        (["--set", "width"], "--set takes NAME=VALUE, not 'width'"),
-        (["--set", "colour=1"], "unexpected keyword argument 'colour'"),
-        (["--set", "heads=5"], "a multiple of heads"),
-    ],
-)
-def test_invalid_field_is_one_line(flags: list[str], reason: str, tmp_path: Path, refuse: Callable[..., str]) -> None:
-    assert reason in refuse("trace", "nanogpt", "--out", tmp_path, *SIZE, *flags)

@@ -23,7 +23,7 @@ from trainer.graph.files import (
 )
 from trainer.graph.reading import parse_files
 
-SECRET = random.Random(0).randbytes(40_000)
+SECRET = random.Random(0).randbytes(16_000)
 Table = dict[str, Any]
 
 

@@ -112,7 +112,7 @@ def test_lists_of_operators_name_no_overloads() -> None:
 def test_run_charges_constant_work_for_each_row_whatever_its_micro_batch() -> None:
     built = BuiltModel(build_model(trace("rwkv5")), Recipe(()), {}, traced=trace("rwkv5"))
     charged = set()
-    for micro_batch, device in ((4, "cpu"), (2, "cpu"), (4, "cuda")):
+    for micro_batch, device in ((4, "cpu"), (2, "cuda")):
         resolved: Any = SimpleNamespace(rows_per_device=4, micro_batch=micro_batch, sequence_length=T, device=device)
         charged.add(built.count_flops(torch.zeros(1, T), resolved))
     cost = count("rwkv5")

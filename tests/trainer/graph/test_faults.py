@@ -163,10 +163,18 @@ def test_exception_is_of_its_kind(label: str, error: Exception) -> None:
     assert find_failure(raised.value).label == label
 
 
+QUICK = ("NaN or infinity, a singular matrix, gradient spikes without end", "a disk is full or failed")
+"""Of these, one is the graph's fault and one the machine's."""
+
+
 @pytest.mark.parametrize(
     ("label", "is_graph"),
-    [(label, True) for label in EXCEPTIONS]
-    + [(label, False) for label in EXCEPTIONS if ROWS[label].graph != ROWS[label].python],
+    [
+        pytest.param(label, is_graph, marks=[] if is_graph and label in QUICK else pytest.mark.slow)
+        for label in EXCEPTIONS
+        for is_graph in (True, False)
+        if is_graph or ROWS[label].graph != ROWS[label].python
+    ],
 )
 def test_exception_in_a_run_blames_what_its_row_says(
     label: str,
@@ -203,6 +211,7 @@ def test_end_of_a_process_blames_what_its_row_says(label: str, tmp_path: Path) -
                 assert failed.value.fault == expected
 
 
+@pytest.mark.slow
 def test_graph_run_without_usable_checkpoint_blames_checkpoint(train: Callable[..., int], tmp_path: Path) -> None:
     assert train() == 0
     for step in (3, 4):

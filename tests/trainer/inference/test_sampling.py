@@ -12,7 +12,6 @@ from torch import Tensor
 
 from tests.support.metrics_lines import lines
 from trainer.checkpoint.store import load_model, write_checkpoint
-from trainer.cli.main import main
 from trainer.data.tokenizer import Tokenizer, load_tokenizer
 from trainer.data.tokenizer_training import train_bpe
 from trainer.graph.trace import trace_architecture
@@ -107,27 +106,6 @@ def test_decode_stream_never_splits_character() -> None:
     assert len(tokens) > len(text)
     assert "".join(parts) == text
     assert "🚂" in parts
-
-
-@pytest.mark.parametrize(
-    ("flags", "sentence"),
-    [
-        (["--max-tokens", "-1"], "--max-tokens cannot be negative"),
-        (["--temperature", "-1"], "the temperature must be a number of at least 0"),
-        (["--temperature", "nan"], "the temperature must be a number of at least 0"),
-        (["--seed", str(10**20)], "the seed must be from 0"),
-        (["--top-k", "0"], "top-k must leave"),
-        (["--top-p", "1.5"], "top-p is a probability"),
-        (["--device", "cuda"], "torch finds no GPU here"),
-    ],
-)
-def test_sample_invalid_flags_print_one_line(
-    flags: list[str], sentence: str, tiny_run: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["sample", str(tiny_run), *flags]) == 2
-    out, err = capsys.readouterr()
-    assert (out, err.count("\n")) == ("", 1)
-    assert sentence in err
 
 
 TEXT = "The night train leaves at nine. The morning train arrives at seven. " * 20

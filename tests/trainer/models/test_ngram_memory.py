@@ -115,6 +115,7 @@ def test_memory_blocks_read_the_rows_of_their_ngram(blocks: str, places: int) ->
 FLAGS = ("--budget", "8steps", "--checkpoint-every", "4steps", "--model.memory_rows", "200")
 
 
+@pytest.mark.slow
 def test_run_with_a_memory_on_two_devices_is_refused(
     train: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -247,15 +247,3 @@ def test_rephrase_join_without_an_account_runs_one_session(
     assert "6 packets submitted" in done.stderr
     assert wait_until_ended(site, lease).outcome == "done"
     assert [volunteer.name for volunteer in site.volunteers] == ["volunteer"]
-
-
-def test_rephrase_join_with_bad_flags_prints_one_line(refuse: Callable[..., str], tmp_path: Path) -> None:
-    for flags, sentence in (
-        (["--endpoint", "nowhere"], "is not an address"),
-        (["--backend", "transformers"], "name one with --model"),
-        (["--endpoint", "http://127.0.0.1:9/v1"], "cannot be reached"),
-        (["--weights", "folder", "--backend", "transformers"], "--weights needs --model"),
-        (["--parallel", "0"], "--parallel"),
-    ):
-        words = ("rephrase", "join", "--home", tmp_path, "--server", "http://127.0.0.1:9", *flags)
-        assert sentence in refuse(*words)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -136,14 +136,6 @@ def test_text_and_refusal_of_the_network_are_shown_without_control_characters() 
     assert drop_control_characters("a\x1b[2J\tb\r\nc\x07\u202eé") == "a[2J\tb\ncé"
     refusal = CallRefusedError("deadline", "a text may take 600 s")
     assert describe_refusal(refusal) == "the swarm has ended this text: a text may take 600 s"
-
-
-def test_sample_of_folder_without_swarm_says_what_to_name(tmp_path: Path, refuse: Callable[..., str]) -> None:
-    assert "there is no swarm at" in refuse("swarm", "sample", tmp_path)
-    error = refuse("swarm", "sample", tmp_path, "--temperature", -1)
-    assert "temperature must be a number of at least 0" in error
-    error = refuse("swarm", "sample", tmp_path, "--max-tokens", 0)
-    assert "--max-tokens: Input should be greater than or equal to 1" in error
 
 
 def test_order_without_coordinator_fails_with_a_reason(tmp_path: Path) -> None:

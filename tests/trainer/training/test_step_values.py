@@ -132,7 +132,8 @@ def test_seconds_of_waiting_are_charged_to_the_step_that_is_read(
     monkeypatch.setattr(DeferredRead, "read", read_slowly)
     monkeypatch.setattr(loop, "time", SimpleNamespace(perf_counter=lambda: seconds, monotonic=lambda: seconds))
     monkeypatch.setattr(loop, "TRAIN_LINES", 5)
-    assert train(tmp_path, "--budget", "1s", "--checkpoint-every", "8steps", "--keep", "9") == 0
+    flags = ("--budget", "1s", "--checkpoint-every", "8steps", "--keep", "9", "--train.evaluations", "1")
+    assert train(tmp_path, *flags) == 0
     result = json.loads((tmp_path / "result.json").read_text())
     assert result["train_seconds"] == pytest.approx(0.05 * result["steps"])
     assert len(lines(tmp_path, "train")) == 5

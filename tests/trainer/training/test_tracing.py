@@ -151,21 +151,6 @@ def test_unsupported_option_trains_the_module(
     assert f"training the Python module ({reason})" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("flags", "reason"),
-    [
-        (("--train.sequence-length", "16"), "the graph was traced for sequence_length 32, and this run has 16"),
-        (("--model.depth", "3"), "graph fixes the model"),
-    ],
-)
-def test_graph_with_options_of_a_model_is_refused(
-    flags: tuple[str, ...], reason: str, traced_run: Path, dataset_folder: Path, tmp_path: Path, capsys
-) -> None:
-    given = ["--dataset", str(dataset_folder), "--out", str(tmp_path), "--graph", str(traced_run / "graph")]
-    assert train([*given, *TRACED_TRAINING, "--budget", "1steps", *flags]) == 2
-    assert reason in capsys.readouterr().err
-
-
 def test_run_pays_for_its_initialization(
     traced_run: Path, dataset_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -92,23 +92,6 @@ def test_finished_runs_are_reused_and_verdict_is_printed(
     assert "o" in lines[0]  # the smallest rung has the largest loss
 
 
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (["gpt", "--budget", "soon"], "impossible budget"),
-        (["gpt", "--rungs", "a,b"], "must be numbers"),
-        (["gpt", "--modle.depth=3"], "no option --modle.depth=3"),
-        (["nope"], "no architecture"),
-        (["nowhere.toml"], "cannot read nowhere.toml"),
-        (["x.toml", "--model.depth=3"], "--model.depth=3 belongs into x.toml"),
-    ],
-)
-def test_bad_input_prints_one_line(
-    dataset_folder: Path, flags: list[str], message: str, refuse: Callable[..., str]
-) -> None:
-    assert message in refuse("try", *flags, "--dataset", dataset_folder)
-
-
 @pytest.mark.slow
 def test_run_is_trained_and_scored_and_failure_is_reported(dataset_folder: Path, tmp_path: Path) -> None:
     tiny = ("--model.depth=2", "--model.width=32", "--model.heads=2")
