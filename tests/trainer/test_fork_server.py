@@ -9,14 +9,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-import psutil
 import pytest
 
 from tests.support.fork_server import ForkServer, select_start_variables
 from tests.support.paths import REPOSITORY
 from tests.support.waits import wait_until
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
 REPORT = """
 import json, os, resource, sys
@@ -93,30 +92,6 @@ def test_forked_process_ends_as_its_module_does(release: Path, name: str) -> Non
     assert done.stdout == ("at exit\n" if name == "fails" else "")
 
 
-CLIENT = """
-import subprocess, sys
-from tests.support.fork_server import ForkedPopen
-ForkedPopen.address, *command = sys.argv[1:]
-print(ForkedPopen(command).pid, flush=True)
-sys.stdin.read()
-"""
-
-
-def test_forked_process_whose_client_is_killed_ends(release: Path, fork_server: ForkServer) -> None:
-    command = ["setpriv", "--pdeathsig", "KILL", "--", sys.executable, "-m", "trainer.wait"]
-    client = subprocess.Popen(
-        [sys.executable, "-c", CLIENT, fork_server.address, *command], cwd=release, stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": f"{REPOSITORY}"},
-    )  # fmt: skip
-    assert client.stdout
-    forked = psutil.Process(int(client.stdout.readline()))
-    wait_until((release / "waits").exists)
-    client.kill()
-    client.communicate()
-    wait_until(lambda: not forked.is_running())
-    assert fork_server.list_forked() == []
-
-
 NODE = """
 import os, subprocess, sys
 from pathlib import Path
@@ -143,10 +118,3 @@ def test_node_with_the_servers_environment_forks_the_jobs_of_each_sandbox(
         assert len(fork_server.list_forked()) == 2
         node.kill()
     wait_until(lambda: not fork_server.list_forked())
-
-
-def test_fork_server_refuses_what_is_read_when_a_process_starts(
-    release: Path, forked_python: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("OMP_NUM_THREADS", "7")
-    assert run_module(release, "report").stdout.splitlines()[1] == "False", "it was executed"

@@ -53,6 +53,7 @@ def test_failing_cell_is_named_and_earlier_cells_are_kept(tmp_path: Path) -> Non
     assert not (tmp_path / "result.json").exists()
 
 
+@pytest.mark.slow
 def test_invalid_notebook_and_dead_kernel_are_reported(tmp_path: Path) -> None:
     for cells, text, reason in (
         ((), '{"cells": 7}', "This is not a notebook that Jupyter"),

@@ -8,15 +8,7 @@ from typing import TYPE_CHECKING, cast
 if TYPE_CHECKING:
     from trainer.models.base import Architecture
 
-PUBLIC_ARCHITECTURES = (
-    "recurrent_depth",
-    "mixture_of_experts",
-    # recurrences and convolutions
-    "delta_net",
-    "mamba",
-    "lstm",
-    "hyena",
-)
+PUBLIC_ARCHITECTURES = ("recurrent_depth", "delta_net", "mamba", "hyena")
 
 
 def load_public_architecture(name: str) -> Architecture:

@@ -101,12 +101,3 @@ def test_times_is_exact_and_parses_back(budget: Budget, factor: float) -> None:
     else:
         assert rung.amount == round(rung.amount) >= 1
         assert rung.amount == 1 or abs(rung.amount - budget.amount * factor) <= 0.5
-
-
-def test_times_result_has_readable_text_and_a_share_of_its_kind() -> None:
-    full = Budget.parse("1e13flops")
-    assert [str(full.times(factor)) for factor in (1 / 8, 1, 2)] == ["1.25e12flops", "1e13flops", "2e13flops"]
-    assert str(Budget.parse("500steps").times(1 / 8)) == "62steps"
-    assert str(Budget.parse("180s").times(1 / 8)) == "22.5s"
-    assert full.times(1 / 4).share_of(full) == 0.25
-    assert Budget.parse("20s").share_of(full) is None

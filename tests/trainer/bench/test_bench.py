@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -37,13 +36,3 @@ def test_bench_writes_results_trace_and_tables(
 def test_overlapping_kernels_count_once() -> None:
     assert bench.compute_union_length([(5, 6), (0, 2), (1, 3), (1, 2)]) == 4
     assert bench.compute_union_length([]) == 0
-
-
-@pytest.mark.parametrize(
-    ("flags", "sentence"),
-    [(["--arch", "gtp"], "there is no architecture 'gtp'"), (["--model.dept", "3"], "gpt has no option 'dept'")],
-)
-def test_impossible_bench_prints_one_line(
-    flags: list[str], sentence: str, dataset_folder: Path, refuse: Callable[..., str]
-) -> None:
-    assert sentence in refuse("bench", "--dataset", dataset_folder, *TINY, *flags)

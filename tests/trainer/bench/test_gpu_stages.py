@@ -54,12 +54,6 @@ def test_failing_stage_stops_no_other_and_a_second_call_repeats_it_alone(tmp_pat
     assert list_ends(tmp_path) == {"first": 0, "second": 0}
 
 
-def test_stage_beyond_its_limit_is_killed_and_the_turn_goes_on(tmp_path: Path) -> None:
-    scripts = {"slow": "TURN; time.sleep(600)", "next": "TURN; "}
-    ScriptedDriver(tmp_path, scripts, slow=3).run()
-    assert list_ends(tmp_path) == {"slow": 124, "next": 0}
-
-
 def test_stages_that_share_the_gpu_run_together_and_never_beside_a_timed_one(tmp_path: Path) -> None:
     until_both = "exec('while len(list(folder.glob(\"*.met\"))) < 2: time.sleep(.01)'); "
     share = "TURN; running = folder / f'{name}.running'; running.touch(); (folder / f'{name}.met').touch(); "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 import sys
@@ -18,10 +17,7 @@ from benchmarks import peers
 from benchmarks.contenders import base, nanochat, ours
 from benchmarks.contenders.base import SEQUENCE_LENGTH, Factors, Plan, Size, train_contender
 from benchmarks.contenders.results import Entry, Trainer
-from benchmarks.contenders.search import SECOND, tune_factors
 from trainer.data.dataset import Dataset
-from trainer.errors import UserError
-from trainer.models import gpt
 
 SIZE = Size(1, 64, 4e9)
 CHECKOUT = {
@@ -106,104 +102,10 @@ def make_plan(factors: Factors = Factors(), size: Size = SIZE) -> Plan:  # noqa:
     return Plan(size, factors, 1, 320, 2 * SEQUENCE_LENGTH, size.budget)
 
 
-def test_train_ours_uses_its_budget_and_learns(dataset_folder: Path) -> None:
-    dataset = Dataset.open(dataset_folder)
-    outcome = train_contender(ours.OurGPT, make_plan(), dataset)
-    untrained = train_contender(ours.OurGPT, make_plan(Factors(matrices=1e-9, embeddings=1e-9, scalars=1e-9)), dataset)
-    assert outcome.flops == pytest.approx(SIZE.budget, rel=0.1)
-    assert outcome.bits_per_byte < untrained.bits_per_byte - 0.3
-
-
-def test_train_ours_with_a_table_learns_more_from_it(dataset_folder: Path) -> None:
-    dataset = Dataset.open(dataset_folder)
-    build = partial(ours.OurGPT, memory_rows=4096)
-    outcome = train_contender(build, make_plan(), dataset)
-    frozen = train_contender(build, make_plan(Factors(memory=1e-9)), dataset)
-    assert outcome.parameters == frozen.parameters > 4096 * SIZE.width
-    assert outcome.bits_per_byte < frozen.bits_per_byte
-
-
-def test_train_ours_follows_l2wrap_of_the_recipe(dataset_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(base, "DEV_ROWS", 8)
-    dataset, plan = Dataset.open(dataset_folder), dataclasses.replace(make_plan(), total_flops=1.0)
-    plain, build_recipe = train_contender(ours.OurGPT, plan, dataset), gpt.recipe
-    monkeypatch.setattr(gpt, "recipe", lambda config: dataclasses.replace(build_recipe(config), l2wrap=1e-2))
-    assert train_contender(ours.OurGPT, plan, dataset).bits_per_byte != plain.bits_per_byte
-
-
-def test_contender_of_gpt2_trains_and_counts_its_products(dataset_folder: Path) -> None:
-    plan = dataclasses.replace(make_plan(), total_flops=1.0)
-    outcome = train_contender(partial(ours.OurGPT, arch="nanogpt"), plan, Dataset.open(dataset_folder))
-    width, depth = SIZE.width, SIZE.depth
-    # 6 FLOPs a weight of the matrices (12 x width x width a block, and the head), and attention's two products.
-    expected = 6 * (12 * depth * width**2 + 320 * width) + 12 * depth * SEQUENCE_LENGTH * width
-    assert outcome.flops / outcome.tokens == pytest.approx(expected, rel=0.1)
-    assert 0 < outcome.bits_per_byte < 8
-
-
-def test_scale_recipe_multiplies_rates_and_decay() -> None:
-    recipe = gpt.recipe(dataclasses.replace(gpt.Config.sized(4, 320, 256), memory_rows=8))
-    factors = Factors(matrices=2, embeddings=3, scalars=5, smear=11, memory=13, decay=7, warmup=0.2)
-    scaled = ours.scale_recipe(recipe, factors)
-    ratios = {
-        new.name: new.learning_rate / old.learning_rate for new, old in zip(scaled.groups, recipe.groups, strict=True)
-    }
-    embeddings = {"embedding": 3, "value embeddings": 3, "head": 3}
-    assert ratios == pytest.approx({**embeddings, "smear": 11, "memory": 13, "scalars": 5, "matrices": 2})
-    assert scaled.groups[-1].weight_decay == pytest.approx(7 * recipe.groups[-1].weight_decay)
-    assert scaled.schedule.warmup == 0.2
-
-
 def test_nanochat_adapter_trains_a_checkout(checkout: Path, dataset_folder: Path) -> None:
     outcome = train_contender(partial(nanochat.Nanochat, path=checkout), make_plan(), Dataset.open(dataset_folder))
     assert outcome.flops / outcome.tokens == 6 * 64 * 320 - 2 * 64 * 320 + 2 * 64 * 320
     assert outcome.bits_per_byte > 0
-
-
-def test_nanochat_schedule_ends_at_five_percent(checkout: Path) -> None:
-    contender = nanochat.Nanochat(make_plan(Factors(matrices=0.5, smear=0.1, warmup=0.1)), checkout)
-    contender.steps = 1000
-    embedding, smear, matrices = contender.optimizer.param_groups
-    contender.set_schedule(49)
-    assert matrices["lr"] == pytest.approx(0.5 * 0.02 * 0.5)
-    assert matrices["momentum"] == pytest.approx(0.85 + 0.12 * 0.049 / nanochat.MOMENTUM_WARMUP)
-    contender.set_schedule(300)
-    assert (embedding["lr"], smear["lr"]) == pytest.approx((0.3, 0.02))
-    contender.set_schedule(999)
-    assert matrices["lr"] == pytest.approx(0.01 * 0.05, rel=0.05)
-    assert matrices["momentum"] == pytest.approx(0.90, abs=1e-3)
-    assert matrices["weight_decay"] < 1e-4 * contender.decay
-
-
-def test_nanochat_decay_times_rate_does_not_depend_on_rate(checkout: Path) -> None:
-    decays = [nanochat.Nanochat(make_plan(Factors(matrices=f)), checkout).decay * f for f in (0.5, 2.0)]
-    assert decays[0] == pytest.approx(decays[1])
-
-
-def test_nanochat_wrong_folder_gets_a_clear_error(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"no checkout of nanochat: it has no nanochat/gpt\.py"):
-        peers.main(["--nanochat", str(tmp_path), "--corpus", "files:nothing"])
-
-
-def test_main_without_text_says_what_to_set(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("DAILYTRAIN_DATA", raising=False)
-    with pytest.raises(UserError, match="set DAILYTRAIN_DATA to the folder of text/gutenberg/"):
-        peers.main(["--nanochat", str(checkout)])
-
-
-def test_trainer_does_not_repeat_a_finished_run(dataset_folder: Path, tmp_path: Path) -> None:
-    reported: list[str] = []
-    trainer = Trainer(tmp_path / "results.jsonl", Dataset.open(dataset_folder), reported.append)
-    entry = Entry("constant", Constant, "source")
-    rows = [trainer.run(entry, SIZE, 1.0, 1, Factors(), 2, "ladder") for _ in range(2)]
-    assert rows[0] == rows[1]
-    assert len(reported) == 1
-    trainer.run(dataclasses.replace(entry, source="changed"), SIZE, 1.0, 1, Factors(), 2, "ladder")
-    with trainer.file.open("a") as file:
-        file.write('{"entry": "const')  # a line that a power cut left
-    assert len(trainer.load()) == 2
-    trainer.run(entry, SIZE, 1.0, 2, Factors(), 2, "ladder")
-    assert [json.loads(line)["seed"] for line in trainer.file.read_text().splitlines()] == [1, 1, 2]
 
 
 @pytest.mark.parametrize("name", ["gpt with memory", "nanochat"])
@@ -238,27 +140,6 @@ def test_interrupted_run_resumes_to_the_same_result(
     assert resumed["bits_per_byte"] == whole["bits_per_byte"]
 
 
-def test_trainer_keeps_a_diverged_run_without_loss(dataset_folder: Path, tmp_path: Path) -> None:
-    trainer = Trainer(tmp_path / "results.jsonl", Dataset.open(dataset_folder), print)
-    row = trainer.run(Entry("constant", Constant, "source"), SIZE, 1.0, 1, Factors(matrices=3), 2, "search")
-    assert row["bits_per_byte"] is None
-    assert row["diverged"] == "the loss became nan at step 0"
-
-
-def test_tune_returns_the_best_and_repeats_its_draws() -> None:
-    def compute_loss(factors: Factors) -> float | None:
-        tried.append(factors)
-        return None if factors.matrices > 2 else abs(math.log(factors.matrices))
-
-    tried: list[Factors] = []
-    best = tune_factors(Factors(matrices=0.1), 8, compute_loss)
-    first = list(tried)
-    assert tried[0] == Factors(matrices=0.1)
-    assert tried[1] == best == SECOND
-    assert tune_factors(Factors(matrices=0.1), 8, compute_loss) == best
-    assert tried[8:] == first
-
-
 def make_runs(multiplier: float) -> list[dict[str, Any]]:
     """Return runs of a peer whose loss is 3 - 0.1 ln(budget) but for its noise, and ours that need less compute."""
     runs = []
@@ -280,10 +161,6 @@ def test_compare_size_finds_multiplier_in_flops_and_seconds() -> None:
     assert row["eager_seconds"]["cm"] == pytest.approx(2.6, rel=1e-3)
     assert "1.30 (1." in peers.format_table([row])
     assert "not measured" in peers.format_table([row])
-
-
-def test_compare_size_without_our_runs_is_none() -> None:
-    assert peers.compare_size([run for run in make_runs(1.0) if run["entry"] == "nanochat"], {}, SIZE, "gpt") is None
 
 
 def test_main_tunes_trains_and_prints_the_table(

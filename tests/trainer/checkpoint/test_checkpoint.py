@@ -27,10 +27,8 @@ from trainer.checkpoint.store import (
     load_model,
     prune_checkpoints,
     restore_checkpoint,
-    take_snapshot,
     verify_checkpoint,
     write_checkpoint,
-    write_snapshot,
 )
 from trainer.cli import sample
 from trainer.protocol import Checkpoint
@@ -141,13 +139,6 @@ def test_restore_executes_no_code(run_copy: Path) -> None:
     assert not marker.exists()
 
 
-def test_load_model_returns_model_in_eval_mode(run_copy: Path) -> None:
-    (get_checkpoint_path(run_copy, 20) / "optimizer.pt").unlink()  # scorers do not get it
-    model = load_model(run_copy, get_checkpoint_path(run_copy, 20))
-    assert not model.training
-    assert model(torch.zeros(1, 5, dtype=torch.int64)).shape == (1, 5, 320)
-
-
 @pytest.mark.parametrize("step", [1, 2])
 def test_checkpoint_is_complete_or_hidden_while_one_is_deleted(
     step: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -212,20 +203,6 @@ def test_write_error_is_raised_once_at_next_call() -> None:
         writer.wait()
     writer.check()
     writer.wait()
-
-
-def test_snapshot_is_not_changed_by_training(tmp_path: Path) -> None:
-    model = nn.Linear(3, 2)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
-    model(torch.ones(1, 3)).sum().backward()
-    optimizer.step()
-    before = model.weight.detach().clone()
-    taken = take_snapshot(model, [optimizer])
-    optimizer.step()
-    write_snapshot(get_checkpoint_path(tmp_path, 1), taken, {"step": 1})
-    restore_checkpoint(get_checkpoint_path(tmp_path, 1), model, [optimizer])
-    assert torch.equal(model.weight, before)
-    assert optimizer.state_dict()["state"][0]["step"] == 1
 
 
 Train = Callable[..., int]

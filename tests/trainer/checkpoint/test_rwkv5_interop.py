@@ -175,17 +175,6 @@ def test_import_reads_weights_as_people_save_them(
     assert torch.equal(compute_logits(tmp_path / "back"), compute_logits(run))
 
 
-def test_import_restores_tied_weights_and_accepts_bf16_and_squeezed_shapes(exported: Any, tmp_path: Path) -> None:
-    tensors = {**exported[1], HEAD: exported[1]["emb.weight"].clone()}
-    torch.save({name: value.squeeze().bfloat16() for name, value in tensors.items()}, tmp_path / "both.pth")
-    narrow = {name: value.bfloat16() for name, value in tensors.items() if name != HEAD}
-    save_file(narrow, tmp_path / "one.safetensors", metadata={HEAD: "emb.weight", "format": "pt"})
-    for name in ("both.pth", "one.safetensors"):
-        assert import_run(tmp_path / name, tmp_path / name[:3]) == 0
-    assert torch.equal(compute_logits(tmp_path / "bot"), compute_logits(tmp_path / "one"))
-    assert compute_logits(tmp_path / "one").dtype == torch.float32
-
-
 def test_import_executes_no_code_and_names_what_it_cannot_read(
     exported: Any, dataset_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -232,18 +221,3 @@ def test_logits_prints_log_probabilities_per_token(
     printed = torch.tensor(json.loads(capsys.readouterr().out)["log_probabilities"])
     assert printed.shape == (3, 320), "of another architecture"
     torch.testing.assert_close(printed.exp().sum(-1), torch.ones(3))
-
-
-@pytest.mark.parametrize(
-    ("tokens", "sentence"),
-    [
-        ("1,x", "commas, not '1,x'"),
-        ("1,400", "no token 400"),
-        ("", "separated by commas"),
-        (",".join(["1"] * 1000), "--tokens has 1000 tokens, and this model reads at most"),
-    ],
-    ids=["word", "unknown", "none", "too many"],
-)
-def test_logits_invalid_tokens_print_one_line(tokens: str, sentence: str, tiny_run: Path, capsys: Any) -> None:
-    assert main(["logits", str(tiny_run), f"--tokens={tokens}", "--json"]) == 2
-    assert sentence in capsys.readouterr().err

@@ -12,7 +12,6 @@ import torch
 
 from tests.support.metrics_lines import lines
 from trainer.checkpoint import surgery
-from trainer.config.parsing import parse_config
 from trainer.errors import UserError
 from trainer.models import rwkv5
 from trainer.train import main
@@ -78,18 +77,3 @@ def test_conversion_keeps_loss_and_records_lineage(dataset_folder: Path, tmp_pat
         assert {"blocks.0.att.gate.weight", "blocks.1.ffn.value.weight"} <= set(run["from"]["remade"])
         kept = ("receptance", "head", "emb")
         assert not any(part in name for name in run["from"]["remade"] for part in kept)
-
-
-@pytest.mark.parametrize(
-    ("flags", "sentence"),
-    [
-        (("--from", "RUN", "--step", "7"), "there is no checkpoint of step 7; it has 20, 30"),
-        (("--from", "RUN", "--step", "last"), "--step cannot be 'last'"),
-        (("--step", "7"), "--step needs --from with a run's folder"),
-        (("--from", "RUN/checkpoints", "--step", "7"), "--step needs --from with a run's folder"),
-    ],
-)
-def test_missing_step_is_rejected(flags: tuple[str, ...], sentence: str, tiny_run: Path, tmp_path: Path) -> None:
-    given = [flag.replace("RUN", str(tiny_run)) for flag in flags]
-    with pytest.raises(UserError, match=sentence):
-        parse_config(["--out", str(tmp_path / "run"), *given])

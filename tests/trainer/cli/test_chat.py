@@ -62,15 +62,6 @@ def test_answer_ends_at_users_next_line_and_each_token_is_read_once(tokenizer: T
     assert tokenizer.decode(conversation.generator.text).startswith("User: me\nAssistant:")
 
 
-def test_interrupted_answer_stays_in_transcript(tokenizer: Tokenizer) -> None:
-    conversation = build_conversation(tokenizer, " train train train")
-    parts = conversation.generate_answer("Say it", 50)
-    shown_answer = next(parts) + next(parts)
-    parts.close()
-    "".join(conversation.generate_answer("Again", 1))
-    assert f"Assistant:{shown_answer}\nUser: Again\n" in tokenizer.decode(conversation.generator.text)
-
-
 @pytest.mark.parametrize(
     ("text", "shown"), [("one\nUser: two", "one"), ("a\nUse", "a\nUse"), ("\n\nUser:", "\n"), ("\nUs\nUser:", "\nUs")]
 )

@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 from tests.support.tiny import TINY
-from trainer.cli import sample
 from trainer.cli.main import COMMANDS, main
 
 pytestmark = pytest.mark.processes
@@ -29,19 +28,6 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
         assert all(re.search(rf"^    {name}\b", text, re.MULTILINE) for name in commands)
         assert main(arguments[:-1]) == 0
         assert capsys.readouterr().out == text
-
-
-@pytest.mark.parametrize("arguments", [["trian"], ["rephrase", "jion"], ["swarm", "jion"]])
-def test_unknown_command_prints_one_line(arguments: list[str], refuse: Callable[..., str]) -> None:
-    assert f"invalid choice: '{arguments[-1]}'" in refuse(*arguments)
-
-
-@pytest.mark.parametrize("name", [*COMMANDS, "swarm join", "rephrase join", "rephrase check", "rephrase calibrate"])
-def test_command_help_prints_usage(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as stop:
-        main([*name.split(), "--help"])
-    assert stop.value.code == 0
-    assert capsys.readouterr().out.startswith(f"usage: dailytrain {name} ")
 
 
 IMPORTS = """
@@ -80,54 +66,6 @@ def test_missing_package_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytes
     assert "needs the package py3langid: pip install 'dailytrain[rephrase]'" in capsys.readouterr().err
 
 
-def test_arch_list_prints_architectures(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["arch", "list", "--json"]) == 0
-    rows = json.loads(capsys.readouterr().out)
-    assert [row["name"] for row in rows] == ["gpt", "nanogpt", "litgpt", "smear", "rwkv5", "moe"]
-    assert all(row["description"] for row in rows)
-    assert main(["arch", "list"]) == 0
-    listed = dict(line.split()[:2] for line in capsys.readouterr().out.splitlines())
-    assert listed == {row["name"]: f"{row['parameters']:,}" for row in rows}
-    assert (listed["gpt"], listed["rwkv5"]) == ("11,534,650", "7,617,536")
-
-
-@pytest.mark.parametrize(
-    ("flags", "sentence"),
-    [
-        (["--corpus", "files:/absent/*.txt"], "/absent"),
-        (["--arch", "gtp"], "there is no architecture 'gtp'; the known ones are gpt, nanogpt, litgpt, smear, rwkv5"),
-        (["--budget", "a while"], "impossible budget 'a while'"),
-        (["--budget", "100tokens", "--dataset", "DATASET"], "one step is"),
-        (["--model.dept", "3", "--dataset", "DATASET"], "gpt has no option 'dept'; it has backout, depth"),
-        (["--model.width", "big", "--dataset", "DATASET"], "model.width cannot be 'big': it is of type int"),
-        (["--model.heads", "3", "--dataset", "DATASET"], "must be an even multiple"),
-        (["--dataset", "absent"], "absent is not a dataset"),
-        (["--tokenizer", "words", "--corpus", "CORPUS"], "'words' is not a tokenizer"),
-        (["--train.sequence-length", "1000000", "--dataset", "DATASET"], "too few for sequences"),
-        (["--logger", "wandb", "--dataset", "DATASET"], "pip install 'dailytrain[loggers]'"),
-        (["--device", "cuda", "--dataset", "DATASET"], "no GPU"),
-    ],
-)
-def test_bad_input_to_train_prints_one_line(
-    flags: list[str],
-    sentence: str,
-    dataset_folder: Path,
-    corpus_folder: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    refuse: Callable[..., str],
-) -> None:
-    monkeypatch.setenv("DAILYTRAIN_CACHE", str(tmp_path / "cache"))
-    places = {"DATASET": str(dataset_folder), "CORPUS": f"files:{corpus_folder}/*.txt"}
-    if "wandb" in flags:
-        monkeypatch.setitem(sys.modules, "wandb", None)
-    if "cuda" in flags:
-        import torch
-
-        monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert sentence in refuse("train", "--out", tmp_path / "run", *(places.get(flag, flag) for flag in flags))
-
-
 def test_damaged_checkpoint_prints_one_line(
     tiny_run: Path, dataset_folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], refuse: Callable[..., str]
 ) -> None:
@@ -142,16 +80,6 @@ def test_damaged_checkpoint_prints_one_line(
     lines = capfd.readouterr().err.splitlines()
     assert "optimizer.pt is damaged" in lines[-1]
     assert not any("Traceback" in line for line in lines)
-
-
-def test_sample_is_reproducible_and_starts_with_prompt(tiny_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    ask = [str(tiny_run), "--prompt", "The cat", "--max-tokens", "12", "--seed", "3"]
-    assert sample.main(ask) == 0
-    first = capsys.readouterr().out
-    assert sample.main(ask) == 0
-    assert capsys.readouterr().out == first
-    assert first.startswith("The cat")
-    assert len(first) > len("The cat\n")
 
 
 def test_train_prepares_corpus(corpus_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -41,31 +40,6 @@ def test_json_is_the_only_standard_output(capsys: pytest.CaptureFixture[str], tm
     assert (json.loads(printed.out), printed.err) == (answer, ""), "the dataset is reused"
     assert main([*arguments, "--quiet"]) == 0
     assert f"hash {answer['hash']}" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("change", "complaint"),
-    [
-        (["--corpus", "files:nowhere/*.txt"], "files:nowhere/*.txt matches no file of text"),
-        (["--corpus", "wikipedia"], "There is no corpus 'wikipedia'"),
-        (["--tokenizer", "bpe:12"], "A vocabulary of 12 entries is not possible"),
-        (["--tokenizer", "nowhere.json"], "'nowhere.json' is not a tokenizer"),
-        (["--limit-bytes", "much"], "'much' is not a size"),
-        (["--limit-bytes", "1000"], "A dataset needs at least 8192 bytes of text"),
-        (["--out", "/proc/nowhere/out"], "/proc/nowhere cannot be created"),
-        (["--out", __file__], "exists and is not a dataset"),
-    ],
-)
-def test_bad_input_prints_one_line(refuse: Callable[..., str], change: list[str], complaint: str) -> None:
-    assert complaint in refuse("prepare", *ARGUMENTS, "--quiet", *change)
-
-
-def test_corpus_of_equal_documents_is_refused_with_the_number_of_copies(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    (tmp_path / "equal.jsonl").write_text(400 * (json.dumps({"text": "A document. " * 80}) + "\n"))
-    assert main([*ARGUMENTS, "--quiet", "--corpus", f"files:{tmp_path}/equal.jsonl"]) == 2
-    assert "this corpus has 960, without 399 copies of documents" in capsys.readouterr().err
 
 
 @pytest.mark.slow

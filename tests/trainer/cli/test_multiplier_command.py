@@ -60,37 +60,16 @@ GOOD = record("gpt", 1, 1.0, 1.02)
     [
         ("", "the file is empty"),
         ("[", "is not JSON"),
-        ("[]", "There are no runs in it."),
         ("{}", 'Expected a list of runs, or an object with a list under "runs".'),
         ([3], "Run 1 is not an object."),
         ([GOOD, {"entry": "gpt", "seed": 1}], "Run 2 has no flops, seconds, bits_per_byte."),
         ([{**GOOD, "bits_per_byte": math.nan}], "bits_per_byte must be a number above 0"),
         ([{**GOOD, "flops": -1}], "flops must be a number above 0 and up to 1e+300, not -1."),
-        ([{**GOOD, "flops": 10**400}], "flops must be a number above 0"),
         ([{**GOOD, "seconds": "3"}], "seconds must be a number above 0 and up to 1e+300, not '3'."),
         ([{**GOOD, "seed": 1.5}], "seed must be a whole number, not 1.5."),
-        ([{**GOOD, "entry": ""}], "entry must be a name, not ''."),
         ([{**GOOD, "entry": "other"}], "No run is of 'gpt'. Entries: other."),
         ([{**GOOD, "flops": None}], "No run of the baseline 'gpt' has its flops."),
     ],
 )
 def test_bad_file_prints_one_line(tmp_path: Path, refuse: Callable[..., str], document: object, complaint: str) -> None:
     assert complaint in refuse("multiplier", write(tmp_path, document), "--baseline", "gpt", "--json")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "complaint"),
-    [
-        (["RUNS"], "--baseline"),
-        (["RUNS", "--baseline", "gpt", "--axis", "joules"], "invalid choice: 'joules'"),
-        (["RUNS", "--baseline", "gpt", "--full", "nan"], "must be a number above 0, not 'nan'"),
-        (["RUNS", "--baseline", "gpt", "--full", "1"], "far from all runs of the baseline"),
-        (["nothing.json", "--baseline", "gpt"], "cannot be read"),
-        ([".", "--baseline", "gpt"], "cannot be read"),
-    ],
-)
-def test_bad_option_prints_one_line(
-    tmp_path: Path, refuse: Callable[..., str], arguments: list[str], complaint: str
-) -> None:
-    runs = write(tmp_path, [GOOD])
-    assert complaint in refuse("multiplier", *(runs if word == "RUNS" else word for word in arguments))

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.support import failing_models
 from trainer.cli.main import main
-from trainer.models import ARCHITECTURES
 from trainer.protocol import GRAPH_FILES
 
-Capture = pytest.CaptureFixture[str]
 SIZE = ("--depth", "1", "--sequence-length", "16", "--vocabulary-size", "64")
 
 
@@ -39,39 +35,3 @@ def test_graph_prints_costs_and_draws_modules(folder: Path, tmp_path: Path, caps
     printed = capsys.readouterr().out
     assert "FLOPs a token, forward and backward" in printed
     assert "blocks.0.up" in printed
-
-
-def test_graph_without_its_folders_is_one_line(folder: Path, tmp_path: Path, refuse: Callable[..., str]) -> None:
-    assert "--drawing: there is no folder" in refuse("graph", folder, "--drawing", tmp_path / "nowhere" / "x.svg")
-    assert "init.json is missing" in refuse("graph", tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("flags", "reason"),
-    [
-        (["--set", "width"], "--set takes NAME=VALUE, not 'width'"),
-        (["--set", "colour=1"], "unexpected keyword argument 'colour'"),
-        (["--set", "heads=5"], "a multiple of heads"),
-    ],
-)
-def test_invalid_field_is_one_line(flags: list[str], reason: str, tmp_path: Path, refuse: Callable[..., str]) -> None:
-    assert reason in refuse("trace", "nanogpt", "--out", tmp_path, *SIZE, *flags)
-
-
-@pytest.mark.parametrize(
-    ("module", "way", "reason"),
-    [
-        ("failing_models", "counting", "a graph is the same for all values"),
-        ("failing_models", "building", "width"),
-        ("no_such_module", "", "while the architecture failing was imported"),
-    ],
-)
-def test_architecture_that_cannot_be_traced_is_one_line(
-    module: str, way: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
-) -> None:
-    monkeypatch.setitem(ARCHITECTURES, "failing", f"tests.support.{module}")
-    monkeypatch.setattr(failing_models, "WAY", way)
-    assert main(["trace", "failing", "--out", str(tmp_path), *SIZE]) == 3
-    *_, last_line = capsys.readouterr().err.splitlines()  # torch writes of its own before
-    assert last_line.startswith("dailytrain trace: ")
-    assert reason in last_line

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from trainer.accounting.budget import Budget
-from trainer.accounting.training_size import choose_gpu_depth, compute_model_size, estimate_memory
-from trainer.cli import presets as presets_command
+from trainer.accounting.training_size import compute_model_size, estimate_memory
 from trainer.config.parsing import parse_config, read_config_file
 from trainer.config.presets import RUN_PRESETS
 from trainer.config.recipe_overrides import override_recipe
@@ -20,7 +19,6 @@ from trainer.config.train_config import (
     ConfigError,
     TrainArgs,
     TrainConfig,
-    choose_gpu_batch,
     choose_text_limit,
     is_short,
     resolve_config,
@@ -54,7 +52,6 @@ def test_flags_override_file(tmp_path: Path) -> None:
         ([], "--out is required"),
         (["--out", "x", "--bogus", "1"], "there is no option --bogus"),
         (["--out", "x", "--budget", "0s"], "impossible"),
-        (["--out", "x", "--budget", "soon"], "impossible budget 'soon'"),
         (["--out", "x", "--train.batch", "many"], "--train.batch cannot be 'many'"),
         (["--out", "x", "--train.batch", "0"], "train.batch must be at least 1"),
         (["--out", "x", "--train.batch", "6", "--train.micro-batch", "4"], "must divide"),
@@ -71,13 +68,6 @@ def test_invalid_config_raises_one_line_error(flags: list[str], sentence: str) -
     with pytest.raises(ValueError, match=sentence) as refusal:
         parse_config(flags)
     assert "\n" not in str(refusal.value)
-
-
-@pytest.mark.parametrize(("name", "content"), [("a.toml", "arch ="), ("a.json", "{"), ("a.json", "[1]")])
-def test_invalid_config_file_is_rejected(tmp_path: Path, name: str, content: str) -> None:
-    (tmp_path / name).write_text(content)
-    with pytest.raises(ConfigError, match="the configuration"):
-        parse_config(["--config", str(tmp_path / name), "--out", "x"])
 
 
 @pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
@@ -137,12 +127,6 @@ def test_config_that_cannot_be_resolved_is_rejected(depth: Any) -> None:
         resolve_config(config(model={"depth": depth}), "cpu")
     with pytest.raises(ConfigError, match="one step is 2048 tokens"):
         resolve_config(config(budget="2000tokens"), "cpu")
-
-
-def test_resolve_more_compute_never_shrinks_model_or_batch() -> None:
-    budgets = [Budget("seconds", float(seconds)) for seconds in (60, 600, 3600, 20_000, 86_400)]
-    assert sorted(map(choose_gpu_depth, budgets)) == list(map(choose_gpu_depth, budgets))
-    assert sorted(choose_gpu_batch(b, 2048) for b in budgets) == [choose_gpu_batch(b, 2048) for b in budgets]
 
 
 def parse_preset(tmp_path: Path, *flags: str) -> TrainConfig:
@@ -218,15 +202,6 @@ def test_tiny_preset_trains_and_is_recorded(dataset_folder: Path, tmp_path: Path
     assert json.loads((tmp_path / "run.json").read_text())["config"]["given"]["preset"] == "tiny"
 
 
-def test_presets_command_lists_descriptions(capsys: pytest.CaptureFixture[str]) -> None:
-    assert presets_command.main([]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines] == list(RUN_PRESETS)
-    assert all(line.endswith(".") for line in lines)
-    assert presets_command.main(["--json"]) == 0
-    assert json.loads(capsys.readouterr().out)[0]["budget"] == "24h"
-
-
 RECIPE = Recipe(
     groups=(
         ParameterGroup("embedding", ("embedding.*",), "adamw", learning_rate=0.1),
@@ -269,16 +244,12 @@ def test_overrides_change_only_given_fields() -> None:
         ({"clop": 1.0}, "recipe has no 'clop'; it has clip, l2wrap, the t"),
         ({"schedule.warm": 1.0}, "recipe.schedule has no 'warm'; it has final, "),
         ({"matrices": {"lr": 1.0}}, "recipe.matrices has no 'lr'; it has betas"),
-        ({"matrices": {"name": "x"}}, "recipe.matrices has no 'name'"),
         ({"matrices": 5}, "recipe has no 'matrices'"),
         ({"matrices": {"learning_rate": "fast"}}, "matrices.learning_rate cannot be 'fast': it is of type float"),
-        ({"matrices": {"learning_rate": True}}, "cannot be True"),
         ({"matrices": {"learning_rate": float("nan")}}, "cannot be nan"),
-        ({"matrices": {"learning_rate": -1}}, "matrices.learning_rate cannot be -1"),
         ({"matrices": {"cautious": 1}}, "recipe.matrices.cautious cannot be 1: it is of type bool"),
         ({"matrices": {"optimizer": "sgd"}}, "cannot be 'sgd': it is muon or adamw or adamw8bit"),
         ({"embedding": {"normalized": True}}, "embedding.normalized is for muon"),
-        ({"embedding": {"betas": 0.9}}, "cannot be 0.9: it is a list of 2 numbers"),
         ({"embedding": {"betas": [0.9, 1.0]}}, "embedding.betas must be at least 0 and below 1, not 1.0"),
         ({"embedding": {"match": "embedding.*"}}, "it is a list of names"),
         ({"schedule": {"shape": "triangle"}}, "it is trapezoid or cosine"),

@@ -6,7 +6,6 @@ import re
 import shutil
 import sys
 import sysconfig
-import tomllib
 from importlib import metadata
 from pathlib import Path
 
@@ -113,29 +112,6 @@ def test_library_fingerprint_ignores_location_times_and_installed_files(tmp_path
     assert before == (python_library._compute_fingerprint(tmp_path), list(python_library._iterate_documents(tmp_path)))
     (tmp_path / "json" / "decoder.py").write_text("patched = True\n")
     assert before[0] != python_library._compute_fingerprint(tmp_path)
-
-
-def test_python_without_library_folder_is_rejected(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path))
-    with pytest.raises(CorpusError, match="needs a Python with its standard library"):
-        open_corpus("python-library")
-
-
-def test_packages_have_the_pinned_text_mixed_without_tests_and_tables() -> None:
-    corpus = find_corpus("python-packages")
-    assert corpus.fingerprint() == {"sha256": python_packages.SHA256}
-    found = {document.id: document.text for document in corpus.documents()}
-    assert sum(len(text) for text in found.values()) > 18_000_000
-    assert "Dijkstra" in found["networkx/algorithms/shortest_paths/weighted.py"]
-    assert not any({"tests", "benchmarks", "_antlr"}.intersection(name.split("/")) for name in found)
-    assert {name.split("/")[0] for name in list(found)[:60]} == {"networkx", "sympy"}
-
-
-def test_package_versions_are_those_of_a_checkout() -> None:
-    pinned = {f"{name}=={version}" for name, version in python_packages.PACKAGES.items()}
-    groups = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["dependency-groups"]
-    assert pinned <= set(groups["dev"])
-    assert pinned <= set((REPOSITORY / "requirements.lock").read_text().split())
 
 
 def test_changed_file_or_other_version_of_a_package_is_refused_with_the_command(

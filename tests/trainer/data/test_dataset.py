@@ -29,7 +29,7 @@ from trainer.data.corpora import Document, open_corpus
 from trainer.data.dataset import Dataset, get_cache_folder, iterate_test_documents, prepare_dataset
 from trainer.data.loader import build_loader
 from trainer.data.splits import DEV, LONG_FRACTION, TEST, TRAIN, assign_splits, cut_document
-from trainer.data.spool import Spool, SpoolWriter
+from trainer.data.spool import SpoolWriter
 from trainer.errors import CorpusError, DamagedDatasetError, DatasetError
 
 pytestmark = pytest.mark.processes
@@ -121,18 +121,6 @@ def test_hash_depends_on_content_not_on_location(
     assert prepare_dataset(f"files:{moved}", "bpe:300").folder != changed.folder
 
 
-def test_repeated_request_reuses_dataset(books: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    places = (None, tmp_path / "named")
-    prepared = [prepare_dataset(f"files:{books}", "bpe:300", place) for place in places]
-
-    def fail_if_called(*_: object) -> None:
-        raise AssertionError("it was prepared again")
-
-    monkeypatch.setattr("trainer.data.preparation.build_dataset", fail_if_called)
-    again = [prepare_dataset(f"files:{books}", "bpe:300", place) for place in places]
-    assert [dataset.folder for dataset in prepared] == [dataset.folder for dataset in again]
-
-
 def test_folder_with_other_files_is_not_overwritten(books: Path, prepared: Dataset, tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("years of work")
@@ -168,18 +156,6 @@ def test_unsplittable_corpus_raises_one_line(tmp_path: Path, name: str, text: st
     assert "\n" not in str(caught.value)
     assert [path.name for path in tmp_path.iterdir() if path.name != "cache"] == [name]
     assert not list(get_cache_folder().iterdir())
-
-
-@pytest.mark.parametrize("alphabet", ["abcdefgh ij\n", "字漢語文書本語\n", "x"])
-def test_single_small_text_is_cut_for_all_splits(tmp_path: Path, alphabet: str) -> None:
-    digits = np.random.default_rng(1).integers(0, len(alphabet), 9000)
-    text = "".join(alphabet[digit] for digit in digits) if len(alphabet) > 1 else "".join(map(str, digits + 1))
-    text = "".join(f"{text[start : start + 50]}{start}" for start in range(0, len(text), 50))
-    (tmp_path / "a.txt").write_text(text)
-    dataset = prepare_dataset(f"files:{tmp_path}/a.txt", "bpe:300")
-    for split in ("train", "dev", "test"):
-        assert dataset.manifest["splits"][split]["bytes"] >= 1024
-    assert sum(split["bytes"] for split in dataset.manifest["splits"].values()) == len(text.encode())
 
 
 @pytest.mark.parametrize(("character", "limit"), [("é", 20_001), ("字", 20_002), ("é", 20_000)])
@@ -287,6 +263,7 @@ def test_failed_preparation_leaves_no_files(books: Path, tmp_path: Path, monkeyp
     assert {path.name for path in tmp_path.iterdir()} == {"books", "out"}
 
 
+@pytest.mark.slow
 def test_concurrent_preparations_build_once(cache: Path) -> None:
     command = [sys.executable, "-c", SCRIPT, str(LIMIT)]
     started = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
@@ -407,20 +384,6 @@ def test_file_that_cannot_be_flushed_leaves_the_one_before(
     prepare_dataset(corpus, "bpe:300", tmp_path / "out").verify()
 
 
-def test_spool_continues_after_last_save(tmp_path: Path) -> None:
-    with SpoolWriter(tmp_path / "spool") as spool:
-        assert [spool.add(Document(name, "one")) for name in "ab"] == [3, 0], "a repeated text is added once"
-        spool.save({"documents": 1})
-        spool.add(Document("b", "two, lost with its writer"))
-    with SpoolWriter(tmp_path / "spool") as spool:
-        assert (spool.size, spool.position, spool.is_complete) == (3, {"documents": 1}, False)
-        assert spool.add(Document("a", "one")) == 0
-        spool.add(Document("c", "three"))
-        spool.save(None, complete=True)
-    with Spool(tmp_path / "spool") as complete:
-        assert [complete.read_document(number).text for number in range(len(complete))] == ["one", "three"]
-
-
 # --- damaged shards ---------------------------------------------------------------------------------------------------
 
 
@@ -474,19 +437,6 @@ def test_shard_truncated_in_use_raises_error(folder: Path) -> None:
         # Some batches had been read before.
         all(loading.next_batch() for _ in range(10))
     loading.close()
-
-
-def test_verify_splits_files_among_ranks(folder: Path) -> None:
-    dataset = Dataset.open(folder)
-    flip(folder / "dev" / "00000.bin")
-    files = len(dataset.manifest["splits"]["train"]["shards"]) + 1
-    found = 0
-    for rank in range(files):
-        try:
-            dataset.verify(("train", "dev"), rank, files)
-        except DamagedDatasetError:
-            found += 1
-    assert found == 1
 
 
 # --- splits -----------------------------------------------------------------------------------------------------------

@@ -6,7 +6,6 @@ import itertools
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -130,23 +129,9 @@ def test_state_of_other_data_is_rejected(dataset: Dataset, change: dict[str, int
         loader(dataset).load_state_dict({**loader(dataset).state_dict(), **change})
 
 
-def test_run_reports_waste_and_resumes_exactly(
-    train: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def rows(out: Path) -> list[dict[str, Any]]:
-        clock = ("seconds", "tokens_per_second", "memory_bytes", "mfu", "mfu_windowed")
-        found = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-        return [{name: value for name, value in row.items() if name not in clock} for row in found]
-
-    flags = ("--train.packing", "documents", "--budget", "8steps", "--checkpoint-every", "3steps")
-    assert train(tmp_path / "run", *flags) == 0
+def test_run_reports_waste(train: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert train(tmp_path / "run", "--train.packing", "documents", "--budget", "1steps") == 0
     packing = json.loads((tmp_path / "run" / "run.json").read_text())["packing"]
     assert packing["kind"] == "documents"
     assert 0 < packing["waste"] < 1
     assert f"{packing['waste']:.1%} of the tokens" in capsys.readouterr().err
-    before = rows(tmp_path / "run")
-    # Remove the checkpoint after step 6, as if the run had been killed there.
-    (last,) = (tmp_path / "run" / "checkpoints").glob("step-*8")
-    (last / "manifest.json").unlink()
-    assert train(tmp_path / "run", *flags) == 0
-    assert rows(tmp_path / "run") == before

@@ -13,7 +13,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import tiktoken
 import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -22,7 +21,6 @@ from tokenizers import pre_tokenizers
 from tests.support.paths import DATA, REPOSITORY
 from trainer.data.corpora import open_corpus
 from trainer.data.tokenizer import (
-    PATTERN,
     PIECE_CHARACTERS,
     Tokenizer,
     TokenizerSpec,
@@ -140,18 +138,6 @@ def test_training_is_deterministic_and_has_requested_size(bpe_tokenizer: Tokeniz
     assert printed.decode().strip() == bpe_tokenizer.sha256
 
 
-@pytest.mark.slow
-@needs_gpt2
-def test_gpt2_files_give_published_tokens() -> None:
-    tokenizer = TokenizerSpec.parse(f"gpt2:{GPT2}").tokenizer
-    assert tokenizer is not None
-    assert (tokenizer.vocabulary_size, tokenizer.end_of_text) == (50257, 50256)
-    assert tokenizer.encode("Hello, world!  The end") == [15496, 11, 995, 0, 220, 383, 886]
-    from_json = TokenizerSpec.parse(str(GPT2 / "tokenizer.json")).tokenizer
-    assert from_json is not None
-    assert from_json.encode(HARD) == tokenizer.encode(HARD)
-
-
 @pytest.mark.parametrize(
     ("spec", "complaint"),
     [
@@ -239,17 +225,6 @@ def test_million_spaces_before_a_word_have_same_ids(encoders: tuple[Encode, Enco
     fast, library = encoders
     text = "a" + space * 1_000_000 + "b"
     assert fast(text) == library(text)
-
-
-@pytest.mark.slow
-def test_every_character_has_same_class() -> None:
-    characters = [chr(code) for code in range(sys.maxunicode + 1) if not 0xD800 <= code < 0xE000]
-    words = [(prefix + character).encode() for character in characters for prefix in "a1!"]
-    ranks = {bytes([byte]): byte for byte in range(256)} | {word: number for number, word in enumerate(words, 256)}
-    encoding = tiktoken.Encoding("words", pat_str=PATTERN, mergeable_ranks=ranks, special_tokens={})
-    splitter = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    for word in map(bytes.decode, words):
-        assert (len(encoding.encode_ordinary(word)) == 1) == (len(splitter.pre_tokenize_str(word)) == 1), ascii(word)
 
 
 def build_from_merges(merges: list[str], **changes: object) -> Encode | None:

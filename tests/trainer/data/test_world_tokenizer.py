@@ -114,18 +114,6 @@ def test_dataset_and_file_use_world_tokenizer(corpus_folder: Path, tmp_path: Pat
     assert loaded.decode([*loaded.encode("日本é")[:-1], *loaded.encode_bytes(b"\xff"), 0, 319]) == "日本\ufffd"
 
 
-def test_bare_name_is_searched_in_tokenizer_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DAILYTRAIN_CACHE", str(tmp_path))
-    monkeypatch.setenv("DAILYTRAIN_DATA", str(tmp_path / "data"))
-    with pytest.raises(TokenizerError, match=r"vocabulary\.txt cannot be read: .*tokenizers"):
-        TokenizerSpec.parse("world:vocabulary.txt")
-    for folder in (tmp_path / "tokenizers", tmp_path / "data" / "tokenizers" / "rwkv-world"):
-        folder.mkdir(parents=True)
-        file = small(folder)
-        assert TokenizerSpec.parse("world:vocabulary.txt").tokenizer is not None
-        file.unlink()
-
-
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [

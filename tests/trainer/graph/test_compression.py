@@ -23,7 +23,7 @@ from trainer.graph.files import (
 )
 from trainer.graph.reading import parse_files
 
-SECRET = random.Random(0).randbytes(40_000)
+SECRET = random.Random(0).randbytes(16_000)
 Table = dict[str, Any]
 
 
@@ -42,17 +42,6 @@ def hide_in_outputs(table: Table) -> None:
     ]
 
 
-def hide_in_order_of_tensors(table: Table) -> None:
-    """Hide bytes in the order of parameters, which groups of the recipe match by 256 names."""
-    calls = table["graph"]["calls"]
-    calls.append({"operator": "aten::zeros", "arguments": [[]]})
-    table["graph"]["outputs"] += [f"%{len(calls) - 1}"] * len(SECRET)
-    table["tensors"] += [
-        {"name": f"hidden{byte}.tensor{number}", "kind": "parameter", "dtype": "float32", "shape": []}
-        for number, byte in enumerate(SECRET)
-    ]
-
-
 def hide_in_shapes_of_constants(table: Table) -> None:
     """Hide bytes in the shapes of constants without elements."""
     for number, byte in enumerate(SECRET):
@@ -63,11 +52,6 @@ def hide_in_learning_rates(table: Table) -> None:
     """Hide bytes in learning rates: the first step of AdamW moves a parameter by its rate."""
     groups = table["recipe"]["groups"]
     groups += [{**groups[0], "name": f"hidden{number}", "learning_rate": byte} for number, byte in enumerate(SECRET)]
-
-
-def hide_in_sizes(table: Table) -> None:
-    for byte in SECRET:
-        table["features"]["calls"].append({"operator": "aten::zeros", "arguments": [[byte]]})
 
 
 def hide_in_operators(table: Table) -> None:
@@ -81,10 +65,8 @@ def hide_in_operators(table: Table) -> None:
     ("change", "file"),
     [
         (hide_in_outputs, "init.json"),
-        (hide_in_order_of_tensors, "init.json"),
         (hide_in_shapes_of_constants, "init.json"),
         (hide_in_learning_rates, "recipe.json"),
-        (hide_in_sizes, "train.json"),
         (hide_in_operators, "eval.json"),
     ],
 )

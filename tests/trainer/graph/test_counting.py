@@ -22,7 +22,6 @@ from trainer.graph.initialization import CostMeter
 from trainer.graph.model import build_model, build_model_without_data
 from trainer.graph.operators import COMPOSITES, FORMULAS, strip_variant
 from trainer.graph.reading import parse_files
-from trainer.graph.summary import describe_traced
 from trainer.models import gpt
 from trainer.models.base import Recipe, pad_vocabulary
 from trainer.training.model_sources import BuiltModel
@@ -105,16 +104,6 @@ def test_costs_of_modules_and_operators_add_up() -> None:
     assert cost.by_module["blocks.0.mlp.up"].product_flops == 3 * 2 * T * width * 4 * width
 
 
-def test_summary_has_hash_sizes_and_costs() -> None:
-    traced = trace("litgpt")
-    content = describe_traced(traced)
-    assert content["hash"] == traced.compute_hash()
-    parameters = [tensor for tensor in traced.initialization.tensors if tensor.kind == "parameter"]
-    assert content["parameters"] == sum(tensor.number_of_elements for tensor in parameters)
-    assert content["buffer_elements"] > 0  # litgpt's rotary tables
-    assert content["scoring_flops_per_token"] < content["flops_per_token"] / 2
-
-
 def test_lists_of_operators_name_no_overloads() -> None:
     listed = {*FORMULAS, *COMPOSITES}
     assert {strip_variant(name) for name in listed} == listed, "entries that are never found"
@@ -123,7 +112,7 @@ def test_lists_of_operators_name_no_overloads() -> None:
 def test_run_charges_constant_work_for_each_row_whatever_its_micro_batch() -> None:
     built = BuiltModel(build_model(trace("rwkv5")), Recipe(()), {}, traced=trace("rwkv5"))
     charged = set()
-    for micro_batch, device in ((4, "cpu"), (2, "cpu"), (4, "cuda")):
+    for micro_batch, device in ((4, "cpu"), (2, "cuda")):
         resolved: Any = SimpleNamespace(rows_per_device=4, micro_batch=micro_batch, sequence_length=T, device=device)
         charged.add(built.count_flops(torch.zeros(1, T), resolved))
     cost = count("rwkv5")

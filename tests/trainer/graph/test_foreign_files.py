@@ -69,6 +69,7 @@ def test_recipe_of_many_patterns_is_refused(traced: TracedArchitecture) -> None:
         read_recipe(replace(traced, recipe=recipe))
 
 
+@pytest.mark.slow
 def test_many_sizes_are_computed_in_the_deadline(traced: TracedArchitecture) -> None:
     check_passes(parse_files(forged_files.forge(bombs.compute_sizes)(traced.to_files())))
 
@@ -83,12 +84,14 @@ def test_check_of_valid_files_returns_their_summary(traced: TracedArchitecture, 
     assert check_foreign_files(write(traced.to_files(), tmp_path)) == describe_traced(traced)
 
 
+@pytest.mark.slow
 def test_check_of_invalid_files_names_the_problem(traced: TracedArchitecture, tmp_path: Path) -> None:
     files = {**traced.to_files(), "eval.json": b"{}"}
     with pytest.raises(GraphError, match=r"eval\.json is not of version 1"):
         check_foreign_files(write(files, tmp_path))
 
 
+@pytest.mark.slow
 def test_check_of_files_that_take_long_ends_at_the_deadline(traced: TracedArchitecture, tmp_path: Path) -> None:
     files = bombs.BOMBS["calls 190,000 operators"](traced.to_files())
     with pytest.raises(GraphError, match="takes more than 4 s of a core"):

@@ -10,8 +10,6 @@ import torch
 from torch import Tensor
 
 from tests.support.traced_models import build_pair, edit_files, sample_rows, trace
-from trainer.config.parsing import parse_config
-from trainer.config.train_config import resolve_config
 from trainer.graph.files import GraphError
 from trainer.graph.model import build_model, build_model_without_data, read_recipe
 from trainer.graph.operators import NGRAM_MEMORY
@@ -21,7 +19,6 @@ from trainer.ops.devices import get_row_gradients
 from trainer.optim.optimizers import build_optimizers
 from trainer.optim.row_adagrad import RowAdagrad
 from trainer.smoke.traced_files import count_embedding_parameters
-from trainer.training import compilation
 from trainer.training.objective import Objective
 
 ROWS = 50
@@ -54,23 +51,6 @@ def test_graph_of_a_memory_computes_the_losses_and_gradients_of_its_module() -> 
     calls = [call.operator for call in pair.traced.training.features.iterate_calls()]
     assert calls.count(NGRAM_MEMORY) == 1
     assert_equal(sum_gradients(Objective(pair.graph)), sum_gradients(Objective(pair.module)))
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor", "ignore::DeprecationWarning")
-@pytest.mark.parametrize("form", ["graph", "module"])
-def test_compiled_model_with_a_memory_has_no_graph_break(
-    form: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
-) -> None:
-    monkeypatch.setattr(compilation, "BACKEND", "aot_eager")
-    torch.compiler.reset()
-    objective = Objective(getattr(build_pair("gpt", memory_rows=ROWS), form))
-    wanted = sum_gradients(objective)
-    flags = ["--train.compile", "true", "--out", str(tmp_path)]
-    compilation.compile_objective(objective, resolve_config(parse_config(flags), "cpu"), fullgraph=True)
-    assert_equal(sum_gradients(objective), wanted)
-    with torch.no_grad():
-        assert objective(*sample_rows(), per_position=True).sum() == pytest.approx(float(wanted["loss"]), rel=1e-4)
 
 
 def test_cost_of_a_memory_counts_rows_that_are_read_and_bytes_that_are_stored() -> None:

@@ -1,10 +1,10 @@
-"""Public architectures of different kinds: traced, compared with their modules, trained, counted."""
+"""Public architectures of different kinds: traced, compared with their modules, trained."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
+import re
 from typing import Any
 
 import pytest
@@ -13,20 +13,21 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tests.support.architectures import PUBLIC_ARCHITECTURES, load_public_architecture
-from trainer.accounting.flops import count_flops
-from trainer.graph.counting import count_training_cost
+from tests.support.paths import REPOSITORY
 from trainer.graph.files import TracedArchitecture
-from trainer.graph.model import GraphModel, build_model, build_model_without_data, read_recipe
+from trainer.graph.model import GraphModel, build_model, read_recipe
 from trainer.graph.reading import parse_files
+from trainer.graph.summary import describe_traced
 from trainer.graph.trace import trace_architecture
 
-V, P = 96, 128  # tokens, and rows of an embedding or head
-T, D, W, H = 24, 2, 32, 2  # tokens in a row, depth, width, heads
-ROWS = 3
+V, T, D, W, ROWS = 96, 24, 2, 32, 3  # vocabulary, tokens in a row, depth, width, rows
 OVERRIDES: dict[str, dict[str, Any]] = {"delta_net": {"chunk": 8}}
 
 pytestmark = pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")  # RMSNorm under autocast
 all_architectures = pytest.mark.parametrize("name", PUBLIC_ARCHITECTURES)
+quick_architecture = pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name == "mamba" else pytest.mark.slow) for name in PUBLIC_ARCHITECTURES]
+)
 
 
 def build_config(name: str) -> Any:
@@ -73,7 +74,7 @@ def assert_equal_training(module: nn.Module, graph: GraphModel) -> None:
         assert gradient is None or torch.equal(gradient, other), name
 
 
-@all_architectures
+@quick_architecture
 def test_graph_of_read_files_trains_like_module_to_the_last_bit(name: str) -> None:
     files = trace(name).to_files()
     again = parse_files(files)
@@ -92,7 +93,7 @@ def test_graph_of_read_files_trains_like_module_to_the_last_bit(name: str) -> No
         torch.testing.assert_close(graph(short), module(short), rtol=1e-4, atol=1e-4)
 
 
-@all_architectures
+@quick_architecture
 def test_graph_model_sees_no_later_token(name: str) -> None:
     _, model = build_both(name)
     model.eval()
@@ -105,77 +106,24 @@ def test_graph_model_sees_no_later_token(name: str) -> None:
     assert difference[cut:].min() > 1e-3
 
 
-# --- costs ------------------------------------------------------------------------------------------------------------
+# --- the figures of docs/reference/graph-models.md --------------------------------------------------------------------
+
+ROW = re.compile(r"^\| `(\w+)` \| [^|]+ \| (\d+) \| ([^|]+) \|", re.MULTILINE)
+PAGE = (REPOSITORY / "docs/reference/graph-models.md").read_text("utf-8")
+FIGURES = {name: figures for name, *figures in ROW.findall(PAGE)}
 
 
-def linear(positions: int, inputs: int, outputs: int) -> int:
-    """A matrix product forward, and one for each of its two gradients."""
-    return 6 * positions * inputs * outputs
+def test_page_has_a_row_for_each_public_architecture() -> None:
+    assert set(FIGURES) == set(PUBLIC_ARCHITECTURES)
 
 
-def attend(length: int, width: int) -> int:
-    """Scores and weighted values of all pairs of positions."""
-    return 2 * linear(length, length, width)
-
-
-def attention(length: int, width: int) -> int:
-    """Attention with its projections."""
-    return linear(length, width, 3 * width) + attend(length, width) + linear(length, width, width)
-
-
-def mlp(length: int, width: int) -> int:
-    return 2 * linear(length, width, 4 * width)
-
-
-def block(length: int = T, width: int = W) -> int:
-    return attention(length, width) + mlp(length, width)
-
-
-HEAD = linear(T, W, P)
-CHUNK = 8
-SIZE, CHUNKS = W // H, T // CHUNK  # width of a head; chunks of a row
-
-
-def count_delta_net() -> int:
-    """In each chunk three products of `[C, C]` matrices, one for the gradient of the solved system. The first state is
-    zero and has no gradient; the last one is not computed."""
-    inside = 3 * linear(CHUNK, CHUNK, SIZE) * CHUNKS + 2 * CHUNK * CHUNK * 2 * SIZE * CHUNKS
-    states = 2 * CHUNK * SIZE * SIZE * (2 * (3 * CHUNKS - 1) + 3 * (CHUNKS - 1))
-    projections = linear(T, W, 3 * W) + linear(T, W, H) + linear(T, W, W)
-    return D * (projections + H * (inside + states) + mlp(T, W)) + HEAD
-
-
-def count_mamba() -> int:
-    inner, rank, states, kernel = 2 * W, 2, 8, 4
-    convolution = linear(T + kernel - 1, inner, kernel)
-    select, step = linear(T, inner, rank + 2 * states), linear(T, rank, inner)
-    return D * (linear(T, W, 2 * inner) + convolution + select + step + linear(T, inner, W)) + HEAD
-
-
-def count_hyena() -> int:
-    """The filters do not depend on the row; their input has no gradient."""
-    inner, hidden, frequencies, kernel, order = 3 * W, 32, 8, 3, 2
-    filters = 4 * T * (1 + 2 * frequencies) * hidden + linear(T, hidden, hidden) + linear(T, hidden, order * W)
-    convolution = linear(T + kernel - 1, inner, kernel)
-    return D * (linear(T, W, inner) + convolution + filters + linear(T, W, W) + mlp(T, W)) + HEAD
-
-
-PRODUCT_FLOPS: dict[str, Callable[[], int]] = {
-    "delta_net": count_delta_net,
-    "mamba": count_mamba,
-    "lstm": lambda: D * (2 * linear(T, W, 4 * W) - 2 * W * 4 * W) + HEAD,  # the first state has no gradient
-    "hyena": count_hyena,
-}
-"""Matrix products and convolutions of one row, forward and backward, of those that torch's counter may not know."""
-
-
+@pytest.mark.slow
 @all_architectures
-def test_counted_products_equal_the_formula_or_torchs_own_counter(name: str) -> None:
-    cost = count_training_cost(build_model_without_data(trace(name)))
-    products = cost.per_row.product_flops + cost.per_pass.product_flops
-    model, tokens = load_public_architecture(name).Model(build_config(name)), torch.zeros(1, T, dtype=torch.int64)
-    assert products == (PRODUCT_FLOPS[name]() if name in PRODUCT_FLOPS else T * count_flops(model, tokens))
-    others = cost.per_row.flops + cost.per_pass.flops - products
-    assert 0.005 * products < others < 1.5 * products
-    assert cost.per_pass.flops >= 0
-    assert 0.3 < cost.forward_per_row.product_flops / products < 0.45
+def test_page_has_calls_and_flops_of_the_architecture(name: str) -> None:
+    module = load_public_architecture(name)
+    config = dataclasses.replace(module.Config.sized(4, 512, 256), width=256)  # type: ignore[type-var]
+    found = describe_traced(trace_architecture(module, config))
+    calls = sum(sum(found["calls"][part].values()) for part in ("features", "logits"))
+    products = found["product_flops_per_token"] / 1e6
+    other = found["flops_per_token"] / 1e6 - products
+    assert FIGURES[name] == [str(calls), f"{products:.1f} + {other:.2f}"]

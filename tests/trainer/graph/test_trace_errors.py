@@ -114,8 +114,6 @@ FEATURES = {
 
 CONSTRUCTOR = {
     "a number of a parameter": ("self.scale = self.head.weight.std().item()", r"a number is read from a tensor"),
-    "a generator": ("self.head.weight.data.normal_(generator=torch.Generator())", r"remove `generator=`"),
-    "a seed": ("torch.manual_seed(1)", r"sets the random seed"),
     "an unlisted operator": ("self.w = nn.Parameter(torch.linalg.svd(torch.ones(2, 2))[0])", r"not in the list"),
     "a large constant": ("self.register_buffer('t', torch.tensor([0.5] * 20000))", r"80,000 bytes of constant"),
 }

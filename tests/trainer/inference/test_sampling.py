@@ -12,7 +12,6 @@ from torch import Tensor
 
 from tests.support.metrics_lines import lines
 from trainer.checkpoint.store import load_model, write_checkpoint
-from trainer.cli.main import main
 from trainer.data.tokenizer import Tokenizer, load_tokenizer
 from trainer.data.tokenizer_training import train_bpe
 from trainer.graph.trace import trace_architecture
@@ -109,34 +108,6 @@ def test_decode_stream_never_splits_character() -> None:
     assert "🚂" in parts
 
 
-def test_decode_stream_equals_tokenizer_decode(tokenizer: Tokenizer) -> None:
-    generator = torch.Generator().manual_seed(5)
-    for _ in range(50):
-        tokens = torch.randint(0, tokenizer.vocabulary_size, (20,), generator=generator).tolist()
-        assert "".join(decode_stream(tokenizer, tokens)) == tokenizer.decode(tokens)
-
-
-@pytest.mark.parametrize(
-    ("flags", "sentence"),
-    [
-        (["--max-tokens", "-1"], "--max-tokens cannot be negative"),
-        (["--temperature", "-1"], "the temperature must be a number of at least 0"),
-        (["--temperature", "nan"], "the temperature must be a number of at least 0"),
-        (["--seed", str(10**20)], "the seed must be from 0"),
-        (["--top-k", "0"], "top-k must leave"),
-        (["--top-p", "1.5"], "top-p is a probability"),
-        (["--device", "cuda"], "torch finds no GPU here"),
-    ],
-)
-def test_sample_invalid_flags_print_one_line(
-    flags: list[str], sentence: str, tiny_run: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["sample", str(tiny_run), *flags]) == 2
-    out, err = capsys.readouterr()
-    assert (out, err.count("\n")) == ("", 1)
-    assert sentence in err
-
-
 TEXT = "The night train leaves at nine. The morning train arrives at seven. " * 20
 
 
@@ -195,9 +166,3 @@ def test_generate_broken_model_is_model_failure(run: Path, capsys: pytest.Captur
     assert failure["cause"] == "model"
     assert "waves" in failure["reason"]
     assert not (run.parent / "out" / "result.json").exists()
-
-
-def test_group_text_yields_first_part_at_once() -> None:
-    assert list(generate.group_text(["a", "b", "c"], seconds=60)) == ["a", "bc"]
-    assert list(generate.group_text(["a", "b", "c"], seconds=0)) == ["a", "b", "c"]
-    assert list(generate.group_text([], seconds=60)) == []

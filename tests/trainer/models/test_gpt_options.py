@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 import torch
 import torch.nn.functional as F
 
 from tests.support.gpt_models import OPTIONS, T, V, build_random_model, sample_tokens
 from trainer.accounting import flops
-from trainer.models import gpt, smear
+from trainer.models import smear
 from trainer.ops.devices import get_row_gradients
 
 
@@ -24,13 +22,6 @@ def test_backward_with_option_reaches_every_parameter(option: str) -> None:
     ]
     assert silent == list(tables)
     assert all(sums.any() for gradients in tables.values() for _, sums, _ in gradients.iterate_sums())
-
-
-def test_window_of_last_block_is_unlimited_and_value_embeddings_alternate() -> None:
-    config = gpt.Config(V, 2048, depth=8, windows="SSSL", short_window=1024)
-    assert [config.window(block) for block in range(8)] == [1024, 1024, 1024, None, 1024, 1024, 1024, None]
-    assert dataclasses.replace(config, depth=7).window(6) is None
-    assert [gpt.Config(V, T, depth=5).has_value_embedding(block) for block in range(5)] == [True, False] * 2 + [True]
 
 
 @torch.no_grad()

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from tests.support.gpt_models import OPTIONS
-from trainer.models import ARCHITECTURES, UnknownArchitectureError, gpt, load_architecture, nanogpt
-from trainer.models.base import LanguageModel, batch_tokens
+from trainer.models import ARCHITECTURES, UnknownArchitectureError, load_architecture, nanogpt
+from trainer.models.base import LanguageModel
 from trainer.optim import optimizers
 
 SIZES = {
@@ -131,15 +131,6 @@ def test_load_architecture_unknown_name_lists_known_ones() -> None:
 def test_config_with_impossible_fields_is_refused(name: str, fields: dict[str, Any], reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         build_tiny(name, **fields)
-
-
-def test_scaling_rules_pass_through_their_anchors() -> None:
-    assert batch_tokens(1e10) == 2**19
-    assert batch_tokens(1e12) / batch_tokens(1e10) == pytest.approx(100**0.383)
-    decays = {width: gpt.recipe(gpt.Config(V, T, width=width)).groups for width in (128, 768, 1536)}
-    found = {width: {group.name: group.weight_decay for group in groups} for width, groups in decays.items()}
-    assert [found[width].pop("matrices") for width in found] == [0.2, 0.2, pytest.approx(0.05)]
-    assert not any(found[768].values())
 
 
 @torch.no_grad()

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from trainer.config.model_config import configure_model
 from trainer.config.parsing import parse_config
 from trainer.config.recipe_overrides import override_recipe
-from trainer.config.train_config import TrainConfig, resolve_config
 from trainer.models import PRESETS, load_architecture, rwkv5
 
 
@@ -41,13 +38,6 @@ def test_rwkv5_presets_ignore_depth() -> None:
         "rwkv5-1b5": 1_577_754_624,
         "rwkv5-3b": 3_062_999_040,
     }
-
-
-def test_configure_preset_with_depth_keeps_preset_size() -> None:
-    config = TrainConfig(Path("run"), arch="rwkv5-tiny", model={"depth": 2, "version": 5.1}, budget="1steps")
-    made = configure_model(load_architecture("rwkv5-tiny"), config, resolve_config(config, "cpu"), 0, 280)
-    assert isinstance(made, rwkv5.Config)
-    assert (made.depth, made.width, made.version) == (4, 256, 5.1)
 
 
 def test_rwkv5_initial_values_are_official() -> None:

@@ -83,16 +83,3 @@ def test_milestone_waits_for_the_last_checkpoint_once_the_sponsor_stops(tmp_path
     while sender.send_next():
         pass
     assert (sender.steps, sender.milestones) == ([15, 12], [None, 10])
-
-
-def test_last_checkpoint_that_cannot_be_read_is_replaced_by_the_one_before(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    sender = RecordingSender(tmp_path, upload_seconds=1e9)
-    write_checkpoint(tmp_path, 10, manifest_step=10)
-    write_checkpoint(tmp_path, 20, manifest_step=21)
-    sender._closing.set()
-    while sender.send_next():
-        pass
-    assert sender.steps == [10]
-    assert "The checkpoint of step 20 cannot be sent" in caplog.text

@@ -92,20 +92,6 @@ def test_download_of_a_dataset_keeps_its_space_until_it_ends(tmp_path: Path) -> 
     assert quota.get_available_bytes() == 10 * MB
 
 
-def test_reserved_space_counts_without_a_quota_until_it_is_written(tmp_path: Path) -> None:
-    quota = DiskQuota(tmp_path)
-    free = quota.get_available_bytes()
-    size = free // 2
-    quota.reserve(1, size)
-    assert quota.get_available_bytes() <= free - size // 2
-    quota.reserve(2, 8 * MB)
-    written = tmp_path / "work" / "2" / "out"
-    written.mkdir(parents=True)
-    before = quota._count_unwritten()
-    (written / "checkpoint").write_bytes(bytes(5 * MB))
-    assert before - quota._count_unwritten() == 5 * MB
-
-
 def test_releases_and_fresh_files_are_counted_and_kept(tmp_path: Path) -> None:
     (tmp_path / "blobs").mkdir()
     (tmp_path / "blobs" / "release").write_bytes(bytes(2 * MB))

@@ -200,13 +200,6 @@ def test_derive_labels_counts_cards_per_size_and_has_the_disk() -> None:
 # --- health ----------------------------------------------------------------------------------------------------------
 
 
-def test_build_health_reports_the_worst_gpu(two: tuple[GpuReader, list[Card]]) -> None:
-    two[1][1].temperature, two[1][1].reasons = 90, HEAT
-    health = GpuMonitor(two[0]).build_health()
-    assert (health.temperature_celsius, health.throttled, health.gpu_used_bytes) == (90, True, 600 << 20)
-    assert (health.idle_gpu, health.trouble) == (False, "")
-
-
 def test_gpu_monitor_with_an_idle_job_warns_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -245,12 +238,3 @@ def test_node_registers_hardware_and_reports_health(
     assert polled.temperature_celsius == 77
     assert beat is not None
     assert beat.gpu_used_bytes == 600 << 20
-
-
-@pytest.mark.gpu
-def test_open_gpu_reader_on_a_real_gpu_reads_it() -> None:
-    reader = open_gpu_reader()
-    if not reader.gpus:
-        pytest.skip(" ".join(describe_gpus(reader)))
-    assert all(gpu.memory_bytes and gpu.uuid for gpu in reader.gpus)
-    assert all(reading.temperature_celsius is not None for reading in reader.read_gpus())

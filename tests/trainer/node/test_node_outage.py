@@ -150,35 +150,6 @@ def test_killed_agent_leaves_nothing_and_the_next_reports_its_leases(site: NodeA
 
 
 @pytest.mark.slow
-def test_unreported_lease_is_reported_by_the_next_agent(site: NodeApiServer, node: Node) -> None:
-    lease = site.queue_job(build_training_job(site, steps=100_000))
-    node.start()
-    wait_for_metrics(site, lease)
-    site.inject_fault("down", "/leases/")
-    node.signal(signal.SIGTERM)
-    wait_until(lambda: SAVING in node.read_output())
-    node.signal(signal.SIGTERM)
-    assert node.wait() == 0
-    assert list((node.home / "work" / str(lease)).iterdir()) == []
-    site.faults.clear()
-    node.start()
-    wait_until(lambda: any(poll.abandoned == (lease,) for poll in site.polls))
-
-
-@pytest.mark.slow
-def test_disk_full_before_the_job_is_the_machines_fault(site: NodeApiServer, node: Node) -> None:
-    node.start()
-    assert run_job(site, build_training_job(site)).end.outcome == "done"
-    assert node.process is not None
-
-    with full_disk(node.process.pid):
-        finish = run_job(site, build_training_job(site)).end
-    assert (finish.outcome, finish.cause) == ("failed", "infrastructure")
-    assert "File too large" in finish.reason
-    assert run_job(site, build_training_job(site)).end.outcome == "done"
-
-
-@pytest.mark.slow
 def test_disk_full_during_the_job_is_the_machines_fault(site: NodeApiServer, node: Node) -> None:
     lease = site.queue_job(build_training_job(site, steps=100_000, pace=0.01))
     node.start()

@@ -11,7 +11,6 @@ from filelock import FileLock
 
 from tests.support.agent_process import Node, build_training_job
 from tests.support.node_api_server import NodeApiServer
-from trainer.cli import node as node_command
 from trainer.node.agent import Agent
 from trainer.node.client import SiteClient
 from trainer.node.job_handlers import describe_missing_extras
@@ -72,10 +71,3 @@ def test_agent_without_extras_takes_no_jobs_of_theirs_and_names_them(
     assert not {"notebook", "swarm", "seat"} & set(kinds)
     assert {"train", "score"} <= set(kinds)
     assert describe_missing_extras() == "takes no notebook and swarm jobs: pip install 'dailytrain[notebook,swarm]'"
-
-
-def test_slots_flag_with_a_wrong_number_prints_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        node_command.main(["--lanes", "none"])
-    (line,) = capsys.readouterr().err.splitlines()
-    assert "none is not a number from 1 to 64" in line

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import subprocess
 import sys
 import time
@@ -11,23 +10,18 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from rich.console import Console
 
 from tests.support.agent_thread import AgentThread
 from tests.support.genesis import texts
 from tests.support.model_server import NAME, EchoModel, SynonymModel, serve_model
-from tests.support.rephrasings import GOOD, SOURCE
 from tests.support.waits import WAIT_SECONDS, wait_until
 from tests.trainer.node.packet_api_server import PacketApiServer
 from trainer import protocol
 from trainer.distributed.ports import find_free_port
-from trainer.node import console, rephrase_session
+from trainer.node import rephrase_session
 from trainer.node.agent import Agent, AgentStoppedError
 from trainer.node.client import SiteClient
-from trainer.node.console import StatusDisplay, build_status_panel
-from trainer.node.rephrase_session import RephraseStats, build_status_rows, format_status_line
 from trainer.rephrase.backends import BackendConfig
-from trainer.rephrase.checks import REASONS
 from trainer.rephrase.flags import RephraseOffer
 from trainer.rephrase.serve import CompletionServer
 from trainer.sandbox import get_driver
@@ -111,18 +105,6 @@ def test_session_submits_every_packet_once(
     hardware = site.volunteers[0].hardware
     assert hardware.kinds == ("rephrase",)
     assert hardware.rephraser == protocol.Rephraser(back_end="endpoint", models=(NAME,))
-
-
-def test_session_without_packets_lasts_a_minimum_time(
-    site: PacketApiServer, add_volunteer: AddVolunteer, model_server: CompletionServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(rephrase_session, "MIN_EMPTY_SESSION_SECONDS", 1.5)
-    lease = site.queue_session()
-    add_volunteer(model_server.url)
-    finish = wait_until_ended(site, lease)
-    assert finish.outcome == "done"
-    assert finish.seconds is not None
-    assert finish.seconds >= 1.5
 
 
 def test_session_waits_for_an_unavailable_back_end(site: PacketApiServer, add_volunteer: AddVolunteer) -> None:
@@ -265,54 +247,3 @@ def test_rephrase_join_without_an_account_runs_one_session(
     assert "6 packets submitted" in done.stderr
     assert wait_until_ended(site, lease).outcome == "done"
     assert [volunteer.name for volunteer in site.volunteers] == ["volunteer"]
-
-
-def test_rephrase_join_with_bad_flags_prints_one_line(refuse: Callable[..., str], tmp_path: Path) -> None:
-    for flags, sentence in (
-        (["--endpoint", "nowhere"], "is not an address"),
-        (["--backend", "transformers"], "name one with --model"),
-        (["--endpoint", "http://127.0.0.1:9/v1"], "cannot be reached"),
-        (["--weights", "folder", "--backend", "transformers"], "--weights needs --model"),
-        (["--parallel", "0"], "--parallel"),
-    ):
-        words = ("rephrase", "join", "--home", tmp_path, "--server", "http://127.0.0.1:9", *flags)
-        assert sentence in refuse(*words)
-
-
-# --- the status of a session ------------------------------------------------------------------------------------------
-
-
-def build_stats() -> RephraseStats:
-    stats = RephraseStats()
-    stats.packets, stats.outputs, stats.accepted, stats.tokens, stats.writing, stats.waiting = 7, 28, 21, 5000, 4, 12
-    stats.refused.update({"copied": 5, "meaning": 2})
-    stats.sample = ("easy", SOURCE, GOOD["easy"])
-    return stats
-
-
-def print_panel(title: str, stats: RephraseStats) -> str:
-    file = io.StringIO()
-    Console(file=file, width=110).print(build_status_panel(title, build_status_rows(stats), "subtitle"))
-    return file.getvalue()
-
-
-def test_panel_shows_counters_reasons_and_a_sample() -> None:
-    stats = build_stats()
-    stats.sample = ("easy", SOURCE, "[/nothing] " + GOOD["easy"])
-    text = print_panel("genesis with [bold]", stats)
-    assert "genesis with [bold]" in text, "markup is shown literally"
-    assert "28 submitted, 21 accepted by the site (75.0%)" in text
-    assert "4 being written, 12 waiting" in text
-    for words in ("Refused 5", REASONS["copied"], "When on board", "Easy", "[/nothing] I was on a ship."):
-        assert words in text
-    assert "(-)" in print_panel("before the first submission", RephraseStats())
-
-
-def test_display_without_a_terminal_logs_lines(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(console, "LINE_SECONDS", 0.01)
-    lines: list[str] = []
-    with StatusDisplay("title", "", lambda: format_status_line(build_stats()), list, lines.append, can_draw=False):
-        while not lines:
-            time.sleep(0.01)
-    assert lines[0].startswith("7 packets submitted, 28 texts, 75% accepted, ")
-    assert format_status_line(RephraseStats()) == "0 packets submitted, 0 texts, 0 tokens/s."

@@ -19,11 +19,9 @@ from tests.support.agent_process import (
     build_training_job,
     list_running_processes,
     run_job,
-    wait_until_finished,
 )
 from tests.support.in_process_agent import InProcessAgent
 from tests.support.node_api_server import LeaseRecord, NodeApiServer, read_json_blob
-from tests.support.waits import wait_until
 from trainer import protocol
 from trainer.node.job_handlers import smoke
 from trainer.node.job_handlers.notebook import TIME_ADVICE
@@ -74,7 +72,7 @@ def test_published_dataset_is_downloaded_once_and_not_prepared(running_node: Nod
     contents = {"manifest.json": json.dumps({"hash": hash}).encode(), "tokenizer.json": b'{"published": 1}'}
     contents |= {"train/00000.bin": b"train" * 1000, "dev/00000.bin": b"dev"}
     files = tuple(site.store_blob(content, path) for path, content in contents.items())
-    site.inject_fault("down", f"blobs/{files[2].sha256}", times=2)
+    site.inject_fault("down", f"blobs/{files[2].sha256}", times=1)
     truncated = home / "datasets" / hash / files[3].path
     truncated.parent.mkdir(parents=True)
     truncated.write_bytes(b"d")
@@ -83,16 +81,7 @@ def test_published_dataset_is_downloaded_once_and_not_prepared(running_node: Nod
         assert (finish.outcome, finish.result["data"]) == ("done", ["dev", "manifest.json", "tokenizer.json", "train"])
     for file in files:
         assert (home / "datasets" / hash / file.path).read_bytes() == contents[file.path]
-        assert sum(file.sha256 in request for request in site.requests) == (3 if file is files[2] else 1)
-
-
-def test_dataset_with_another_hash_than_its_files_is_refused(running_node: Node) -> None:
-    site = running_node.site
-    files = (site.store_blob(json.dumps({"hash": "f" * 64}).encode(), "manifest.json"),)
-    finish = run_job(site, build_job_with_dataset(site, "c" * 64, files)).end
-    assert finish.outcome == "failed"
-    assert "not those of the hash" in finish.reason
-    assert not (running_node.home / "datasets" / ("c" * 64)).exists()
+        assert sum(file.sha256 in request for request in site.requests) == (2 if file is files[2] else 1)
 
 
 def test_training_resumes_from_another_nodes_checkpoint(running_node: Node) -> None:
@@ -103,25 +92,6 @@ def test_training_resumes_from_another_nodes_checkpoint(running_node: Node) -> N
     assert held.log == "training entry from step 10\n"
     assert [row["step"] for row in held.rows] == list(range(11, 21))
     assert held.checkpoints == first[1:]
-
-
-def test_checkpoint_sender_keeps_the_newest_two(site: NodeApiServer, agent: InProcessAgent) -> None:
-    lease = site.queue_job(build_training_job(site, steps=1000, pace=0.1, every=5))
-    agent.start()
-    wait_until(lambda: lease in site.leases and len(site.leases[lease].checkpoints) >= 4)
-    folder = agent.home / "work" / str(lease) / "out" / "checkpoints"
-    wait_until(lambda: len(list(folder.glob("step-*[0-9]"))) <= 2)
-    site.leases[lease].stop = protocol.HeartbeatReply(stop="cancel")
-    wait_until_finished(site, lease)
-
-
-def test_checkpoint_sender_with_an_interval_sends_only_the_last(running_node: Node) -> None:
-    site = running_node.site
-    spec = build_training_job(site, steps=35)
-    order = spec.order.model_copy(update={"upload_seconds": 3600.0})
-    held = run_job(site, spec.model_copy(update={"order": order}))
-    assert held.end.outcome == "done"
-    assert [checkpoint.step for checkpoint in held.checkpoints] == [30]
 
 
 def build_score_job(
@@ -315,12 +285,6 @@ def test_self_test_without_a_package_fails_with_its_name(
     assert finish.reason == f"{activity}: {reason}"
 
 
-def test_agent_that_runs_one_job_does_not_count_its_self_test(site: NodeApiServer, node: Node) -> None:
-    leases = [site.queue_job(build_self_test(site)), site.queue_job(build_training_job(site))]
-    assert node.run("--once") == 0
-    assert all(site.leases[lease].finish for lease in leases)
-
-
 # --- replays ----------------------------------------------------------------------------------------------------------
 
 Checkpoints = tuple[protocol.Checkpoint, protocol.Checkpoint]
@@ -382,19 +346,6 @@ def test_replayed_code_cannot_see_the_claimed_weights(running_node: Node, checkp
     assert "sees [] of the True" in held.log
 
 
-def test_replay_of_seconds_without_recorded_times_differs(running_node: Node, checkpoints: Checkpoints) -> None:
-    unproven = {"step": 20, "exact": False, "deviation": 1e9, "state_deviation": 1e9}
-    assert replay(running_node, *checkpoints, {"budget": "1h"}).end.result == build_result(unproven)
-
-
-@pytest.mark.parametrize(("code", "cause"), [(3, "model"), (1, "infrastructure")])
-def test_replay_that_exits_blames_by_its_code(
-    running_node: Node, checkpoints: Checkpoints, code: int, cause: str
-) -> None:
-    finish = replay(running_node, *checkpoints, {"misbehave_again": f"raise SystemExit({code})"}).end
-    assert (finish.outcome, finish.cause) == ("failed", cause)
-
-
 # --- notebooks --------------------------------------------------------------------------------------------------------
 
 FIRST = """
@@ -437,7 +388,7 @@ def test_notebook_part_finds_files_of_the_previous_part(running_node: Node) -> N
 
 FAILURES = {
     'raise ValueError("Cell 2 ended with NameError.")': ("model", "Cell 2 ended with NameError.", True),
-    "while True: pass": ("model", f"The notebook was ended. It ran longer than 5 seconds. {TIME_ADVICE}", True),
+    "while True: pass": ("model", f"The notebook was ended. It ran longer than 3 seconds. {TIME_ADVICE}", True),
     'for i in range(600): Path(f"model/{i}").touch()': ("model", "It left more than 500 files in model/.", True),
     "raise SystemExit(1)": ("infrastructure", None, True),
     "print('changed')": (
@@ -451,7 +402,7 @@ def test_failed_notebook_has_a_reason_and_uploads_its_cells(running_node: Node, 
     cause, reason, has_run = FAILURES[code]
     approved = "" if has_run else "print('good')"
     spec = build_notebook_job(running_node.site, code, approved, seconds=0.1 if "while" in code else 30)
-    limits = LIMITS.model_copy(update={"wall_seconds": 5})  # enough to start and to write its first file
+    limits = LIMITS.model_copy(update={"wall_seconds": 3})  # enough to start and to write its first file
     finish = run_job(running_node.site, spec.model_copy(update={"limits": limits})).end
     assert (finish.outcome, finish.cause) == ("failed", cause)
     assert reason in (finish.reason, None)

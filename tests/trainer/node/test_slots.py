@@ -28,9 +28,8 @@ from trainer.node.job_handlers.train import choose_devices
 from trainer.node.outcome import JobFailedError
 from trainer.node.slot_cleanup import SlotCleanup, find_marked_processes
 from trainer.node.slots import split_into_slots
-from trainer.node.workspace import remove_folder
 from trainer.protocol import Gpu
-from trainer.sandbox import ResourceLimits, SandboxSpec, bubblewrap, docker, gpu_devices
+from trainer.sandbox import ResourceLimits, SandboxSpec, bubblewrap, gpu_devices
 
 pytestmark = pytest.mark.processes
 
@@ -185,13 +184,6 @@ def test_sandbox_shows_only_the_slots_gpu_files(machine: Path, monkeypatch: pyte
     assert str(machine / "nvidia0") not in words
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-1")
     assert list_devices(machine, None) == ["nvidia-uvm", "nvidia0", "nvidiactl"], "as the agent itself"
-
-
-def test_docker_gpu_arguments_follow_the_variable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(docker, "DRIVER", tmp_path)
-    assert docker.build_gpu_arguments(build_spec("GPU-0,GPU-1")) == ["--gpus", '"device=GPU-0,GPU-1"']
-    assert docker.build_gpu_arguments(build_spec("")) == []
-    assert docker.build_gpu_arguments(build_spec(None)) == ["--gpus", "all"]
 
 
 # --- a real agent ----------------------------------------------------------------------------------------------------
@@ -365,35 +357,3 @@ def agent(site: NodeApiServer, tmp_path: Path, cards: list[Card]) -> Iterator[In
     agent = InProcessAgent(site, tmp_path / "agent", reader=NvmlReader(Nvml(cards)))
     yield agent
     agent.stop()
-
-
-@pytest.mark.slow
-def test_node_with_held_gpu_memory_takes_no_job_until_freed(
-    site: NodeApiServer, agent: InProcessAgent, cards: list[Card], caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level("INFO", "trainer.node")
-    first = site.queue_job(build_training_job(site, steps=100_000, every=100_000))
-    agent.start()
-    wait_until(lambda: first in site.leases and site.leases[first].rows)
-    cards[1].used = 9 * GIB
-    second = site.queue_job(build_training_job(site, steps=5))
-    site.leases[first].stop = protocol.HeartbeatReply(stop="cancel")
-    wait_until_finished(site, first)
-    wait_until(lambda: any(poll.health and poll.health.trouble for poll in site.polls))
-    assert second not in site.leases
-    trouble = next(poll.health.trouble for poll in site.polls if poll.health and poll.health.trouble)
-    assert "still holds 9.3 GB" in trouble
-    cards[1].used = 0
-    assert wait_until_finished(site, second).finish is not None
-    assert caplog.text.count("still holds") == 1
-    assert "The slot is clean again." in caplog.text
-
-
-def test_remove_folder_ignores_permissions_and_links(tmp_path: Path) -> None:
-    (tmp_path / "kept").mkdir()
-    (tmp_path / "out" / "closed" / "deep").mkdir(parents=True)
-    (tmp_path / "out" / "closed" / "link").symlink_to(tmp_path / "kept")
-    (tmp_path / "out" / "closed").chmod(0)
-    remove_folder(tmp_path / "out")
-    assert not (tmp_path / "out").exists()
-    assert (tmp_path / "kept").is_dir()

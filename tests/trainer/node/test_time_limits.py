@@ -16,7 +16,6 @@ from trainer.node.job_handlers.swarm import describe_sampling
 from trainer.node.outcome import JobFailedError
 from trainer.node.stop_signal import StopLevel
 from trainer.sandbox import ResourceLimits, SandboxSpec
-from trainer.sandbox.meter import ResourceMeter
 from trainer.sandbox.process import SandboxProcess
 
 LIMITS = ResourceLimits(wall_seconds=820, memory_bytes=1 << 40, disk_bytes=1 << 40, processes=1000)
@@ -85,13 +84,6 @@ def test_reached_time_limit_is_the_machines_fault(is_out_of_time: bool, cause: s
     outcome = train.describe_training(process, tmp_path, is_graph=False)
     assert (outcome.outcome, outcome.cause) == ("failed", cause)
     assert (train.TIME_ADVICE in outcome.reason) == is_out_of_time
-
-
-def test_meter_follows_an_extended_limit() -> None:
-    meter = ResourceMeter(SandboxSpec(["true"], {}, [], Path("/"), LIMITS), follow_processes=False)
-    assert meter.check(1, 821) == "It ran longer than 820 seconds."
-    meter.wall_seconds = 1640
-    assert meter.check(1, 821) is None
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,6 @@ import pytest
 from tests.support.http_server import Handler, run_server
 from trainer.cli.join_site import parse_rate
 from trainer.node import client as site_client
-from trainer.node.agent import Agent
 from trainer.node.blobs import BlobCache
 from trainer.node.client import (
     DamagedFileError,
@@ -27,14 +26,12 @@ from trainer.node.client import (
     RequestRefusedError,
     ServerUnreachableError,
     SiteClient,
-    TransferSpeed,
     UploadRate,
     check_response,
     read_chunks,
 )
 from trainer.node.transfers import FileDownload, download_file
 from trainer.protocol import FileRef
-from trainer.sandbox import get_driver
 
 CONTENT = random.Random(11).randbytes(3 << 20)
 FILE = FileRef(path="model.safetensors", sha256=hashlib.sha256(CONTENT).hexdigest(), size=len(CONTENT))
@@ -185,31 +182,11 @@ def test_two_clients_of_a_node_share_the_rate(clock: list[float]) -> None:
     first.close()
 
 
-def test_hardware_reports_the_slower_of_measured_rate_and_limit(tmp_path: Path) -> None:
-    for measured, expected in ((0, 2e6), (9_000_000, 2e6), (1_000_000, 1e6)):
-        client = SiteClient("http://127.0.0.1:1", "token", upload_rate=UploadRate(2_000_000))
-        client.speed.record("up", measured, 1.0)
-        agent = Agent(client, tmp_path, get_driver("none"), ())
-        assert agent.detect_hardware().network_bytes_per_second == expected
-        client.close()
-
-
 def test_rate_is_parsed_or_refused_with_a_reason() -> None:
     assert (parse_rate("20MB"), parse_rate("1.5MiB/s")) == (20_000_000, 1_572_864)
     for text, reason in (("fast", "is not a size"), ("1kB", "too slow: give 100kB or more")):
         with pytest.raises(argparse.ArgumentTypeError, match=reason):
             parse_rate(text)
-
-
-def test_transfer_speed_is_the_slower_direction() -> None:
-    speed = TransferSpeed()
-    speed.record("up", 10_000, 1)
-    assert speed.bytes_per_second is None, "a small transfer is not measured"
-    for seconds in (1, 2, 100):
-        speed.record("up", 8_000_000, seconds)
-    assert speed.bytes_per_second == 4_000_000
-    speed.record("down", 3_000_000, 1)
-    assert speed.bytes_per_second == 3_000_000
 
 
 ADDRESS = "http://site.example/api/node/v1/poll"

@@ -108,22 +108,3 @@ def test_lora_targets_are_patterns_and_vectors_are_trained_if_configured() -> No
     trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     assert "ln_out.weight" in trained
     assert "blocks.0.att.key.weight" not in trained
-
-
-@pytest.mark.parametrize(
-    ("flags", "what"),
-    [
-        (["--lora.rank", "4"], "lora.rank needs --from"),
-        (["--from", "RUN", "--lora.rank", "4", "--lora.targets", "nothing.*"], "no linear layer is named 'nothing.*'"),
-        (["--from", "RUN", "--lora.rank", "-1"], "lora.rank cannot be -1"),
-        (["--from", "RUN", "--lora.targets", "mlps.*"], "need a lora.rank"),
-    ],
-)
-def test_lora_invalid_targets_print_one_line(
-    train: Train, tiny_run: Path, tmp_path: Path, flags: list[str], what: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    flags = [str(tiny_run) if flag == "RUN" else flag for flag in flags]
-    assert train(tmp_path, "--budget", "1steps", *flags) == 2
-    errors = capsys.readouterr().err
-    assert what in errors
-    assert errors.count("\n") == 1

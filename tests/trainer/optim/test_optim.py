@@ -16,7 +16,6 @@ from torch import nn
 from torch.optim import AdamW
 
 from trainer.models.base import ParameterGroup, Recipe, Schedule
-from trainer.optim.muon import Muon
 from trainer.optim.optimizers import (
     apply_schedule,
     assign_parameters,
@@ -59,19 +58,6 @@ def test_schedule_scales_rates_and_sets_momentum_of_muon_alone() -> None:
     apply_schedule(optimizers, recipe, 1.0, 20)
     assert (muon["momentum"], muon["lr"], adamw["lr"]) == (0.9, 0, 0)
     assert "momentum" not in adamw
-
-
-def test_optimizer_gets_all_group_settings() -> None:
-    matrices = ParameterGroup(
-        "matrices", ("weight",), "muon", 0.1, weight_decay=0.2, momentum=0.9, normalized=True, cautious=True
-    )
-    rest = ParameterGroup("rest", ("*",), "adamw", 0.01, weight_decay=0.3, cautious=True, epsilon=1e-8)
-    muon, adamw = build_optimizers(nn.Linear(4, 4), recipe(matrices, rest))
-    assert isinstance(muon, Muon)
-    wanted = {"lr": 0.1, "weight_decay": 0.2, "momentum": 0.9, "normalized": True, "cautious": True, "name": "matrices"}
-    assert wanted.items() <= muon.param_groups[0].items()
-    # AdamW's own decay is switched off: ours comes around its step.
-    assert {"weight_decay": 0.0, "cautious_decay": 0.3, "eps": 1e-8}.items() <= adamw.param_groups[0].items()
 
 
 def run_steps(model: nn.Module, group: ParameterGroup, gradients: list[torch.Tensor]) -> None:

@@ -105,21 +105,15 @@ def fake_server() -> Iterator[FakeServer]:
     ("status", "body", "kind"),
     [
         (400, '{"error": {"message": "This model\'s maximum context length is 4096 tokens."}}', PromptTooLongError),
-        (400, '{"error": {"type": "exceed_context_size_error", "n_ctx": 512}}', PromptTooLongError),
         (400, '{"error": {"code": "context_length_exceeded"}}', PromptTooLongError),
         (500, '{"error": {"message": "the request exceeds the available context size"}}', PromptTooLongError),
         (400, '{"error": {"message": "content filter"}}', PromptRejectedError),
-        (401, "no key", PromptRejectedError),
         (404, "no such model", PromptRejectedError),
         (429, "slower", BackendUnavailableError),
         (503, "loading model", BackendUnavailableError),
         (200, "<html>proxy</html>", BackendUnavailableError),
-        (200, '{"choices": []}', BackendUnavailableError),
-        (200, '{"choices": [{"message": "text"}]}', BackendUnavailableError),
         (200, '{"choices": [null]}', BackendUnavailableError),
         (200, '{"error": "Model is still loading, try again later"}', BackendUnavailableError),  # LM Studio
-        (200, '{"error": {"code": 503, "type": "unavailable_error"}}', BackendUnavailableError),
-        (200, '{"error": "Model is overloaded", "error_type": "overloaded"}', BackendUnavailableError),  # TGI
         (200, '{"object": "error", "message": "The model `x` does not exist.", "code": 404}', PromptRejectedError),
         (200, '{"object": "error", "message": "maximum context length is 4096", "code": 400}', PromptTooLongError),
         (200, '{"error": {"message": "Unexpected endpoint or method."}}', PromptRejectedError),
@@ -149,7 +143,6 @@ USAGE = {"prompt_tokens": 3, "completion_tokens": 7}
         (build_reply({"content": "A.", "reasoning_content": "Hm."}, usage=USAGE), Completion("A.", "stop", 7)),
         (build_reply({"content": "A.", "reasoning": "H.", "tool_calls": []}, usage=USAGE), Completion("A.", "stop", 7)),
         (build_reply({"content": None, "reasoning_content": "Hm"}, "length", usage=USAGE), Completion("", "length", 7)),
-        (build_reply({"role": "assistant", "reasoning": "Hm"}, "length"), Completion("", "length", 0)),
         # Mistral, and proxies of Anthropic's API.
         (
             build_reply(
@@ -159,13 +152,7 @@ USAGE = {"prompt_tokens": 3, "completion_tokens": 7}
         ),
         (build_reply({"content": [{"text": "A"}, "."]}, "model_length"), Completion("A.", "length", 0)),
         # llama.cpp, Ollama, TGI.
-        (build_reply({"content": "A."}, None, usage=None), Completion("A.", "stop", 0)),
         (build_reply({"content": "A."}, "eos_token", usage={"completion_tokens": None}), Completion("A.", "stop", 0)),
-        (
-            build_reply({"content": "A."}, "stop_sequence", usage={"completion_tokens": 7.0}),
-            Completion("A.", "stop", 7),
-        ),
-        (build_reply({"content": "A"}, "max_tokens", error=None), Completion("A", "length", 0)),
         ('{"choices": [{"text": "A.", "finish_reason": "stop"}]}', Completion("A.", "stop", 0)),
     ],
 )
@@ -180,13 +167,10 @@ def test_completions_of_servers_are_read(fake_server: FakeServer, body: str, com
     ("body", "names"),
     [
         ('{"object": "list", "data": [{"id": "m", "object": "model"}, null, {"id": null}]}', ("m",)),
-        ('{"models": [{"name": "m"}], "object": "list", "data": [{"id": "m"}]}', ("m",)),
         ('{"data": null, "models": [{"name": "m"}]}', ("m",)),
         ('[{"id": "m"}]', ("m",)),
         ('{"object": "list", "data": null}', None),
-        ("{}", None),
         ('{"error": "not found"}', None),
-        ("[]", None),
     ],
 )
 def test_models_of_servers_are_listed_or_to_be_named(

@@ -149,18 +149,6 @@ def test_packages_outside_the_prefix_are_visible_and_read_only(tmp_path: Path) -
     assert "checkout" not in rest
 
 
-def test_environment_of_a_linked_python_starts(tmp_path: Path) -> None:
-    """As uv installs it: the version's short name is a link to the full one."""
-    full, short = tmp_path / "pythons" / "full", tmp_path / "pythons" / "short"
-    venv.create(full)
-    short.symlink_to(full)
-    python = create_environment(tmp_path / "environment")
-    python.unlink()
-    python.symlink_to(short / "bin" / "python")
-    ended = run_in_environment(python, "import psutil, sys; print(sys.prefix)")
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-
-
 def test_environment_in_the_home_folder_shows_no_other_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     python = create_environment(tmp_path)
@@ -298,19 +286,6 @@ def test_wall_time_limit_exceeded_kills(run: Callable[..., EndedProcess]) -> Non
     ended = run("import time; time.sleep(60)", ResourceLimits(1, 400_000_000, 20_000_000, 8))
     assert ended.limit_error == "It ran longer than 1 seconds."
     assert 1 <= ended.seconds < 60
-
-
-def test_terminate_lets_the_command_finish(tmp_path: Path) -> None:
-    code = """
-        import signal, sys, time
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(130))
-        open("ready", "w").close()
-        time.sleep(60)
-    """
-    process = start_sandbox(build_spec(tmp_path / "out", code))
-    wait_until(lambda: (tmp_path / "out" / "ready").exists())
-    process.terminate()
-    assert process.wait(WAIT_SECONDS) == 130
 
 
 FAMILY = """

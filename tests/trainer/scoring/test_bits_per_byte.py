@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainer.scoring.bits_per_byte import BitsPerByte, estimate_block_stderr, estimate_ratio_stderr
-from trainer.scoring.windows import cut_windows, pad_rows
+from trainer.scoring.windows import cut_windows
 
 END = 0
 
@@ -54,8 +54,3 @@ def test_windows_predict_every_token_once(count, row):
         assert len(window.inputs) == len(window.targets) <= row
         assert (window.targets - window.inputs).tolist() == [1] * len(window)
     assert windows[0].inputs[0] == END
-
-
-def test_rows_are_padded_on_the_right():
-    block = pad_rows([np.array([5, 6]), np.array([7])], 3, END)
-    assert block.tolist() == [[5, 6, END], [7, END, END]]

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.support.scored_runs import CharacterTokenizer, build_gpt, build_scorer, make_texts, score_tokens
+from tests.support.scored_runs import CharacterTokenizer, build_scorer
 from trainer.scoring import core
 from trainer.scoring.benchmark_tasks import CORE, CORE_SAMPLE, SHIPPED, SUITE
 from trainer.scoring.core import (
@@ -29,10 +29,7 @@ from trainer.scoring.model_scorer import ModelScorer, TargetScores, score_answer
 from trainer.scoring.passes import (
     CORE_QUESTIONS,
     CORE_SAMPLE_COUNT,
-    LM_EVAL_TASKS,
-    count_suite_passes,
     count_task_passes,
-    count_text_passes,
 )
 
 MULTIPLE = build_task("m", "m", "multiple_choice", 1, 0.5)
@@ -222,49 +219,9 @@ def test_peeking_at_few_exact_matches_gains_nothing(tmp_path: Path, monkeypatch:
     assert found.corrections["l"] == (-0.05, 0.0)
 
 
-NIGHT = ("blimp", "lambada_openai", "hellaswag", "piqa", "arc_easy", "winogrande", "core")
-
-
-@pytest.fixture
-def passes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The lengths of the rows of all passes."""
-    rows: list[int] = []
-    compute = ModelScorer.compute_logits
-
-    def count(scorer, row, *arguments):
-        rows.append(len(row))
-        return compute(scorer, row, *arguments)
-
-    monkeypatch.setattr(ModelScorer, "compute_logits", count)
-    return rows
-
-
-def test_limit_of_500_questions_spares_most_passes_of_the_night() -> None:
-    exact_matches = LM_EVAL_TASKS["lambada_openai"].count_passes(None, 5153) - 5153
-    assert count_suite_passes(NIGHT[:-1], None) - exact_matches == pytest.approx(85_035, rel=0.06), "asked once"
-    assert count_suite_passes(NIGHT, 500) < count_suite_passes(NIGHT, None) / 5
-
-
 def test_every_task_has_an_estimate() -> None:
     assert CORE_QUESTIONS.keys() == {task.name for task in CORE_TASKS}
     for task in CORE_SAMPLE_TASKS:
         assert len((SHIPPED / task.file).read_text().splitlines()) == CORE_SAMPLE_COUNT
     for name in (*SUITE, CORE, CORE_SAMPLE):
         assert 0 < count_task_passes(name, 3) < count_task_passes(name, None)
-
-
-def test_passes_of_a_small_core_are_about_those_counted(passes: list[int]) -> None:
-    scorer = build_scorer(build_gpt(vocabulary=128))
-    run_core(scorer, CharacterTokenizer(), None, 20, lambda stage, done: None, CORE_SAMPLE_TASKS)
-    # A character a token: answers have four to five times the tokens of GPT-2's tokenizer.
-    first = count_task_passes(CORE_SAMPLE, 20)
-    assert first < len(passes) < 5 * first
-
-
-def test_passes_of_text_are_at_most_those_estimated(passes: list[int]) -> None:
-    scorer = build_scorer(build_gpt())
-    texts = make_texts(40)
-    tokens = sum(len(text.tokens) for text in texts)
-    score_tokens(scorer, texts)
-    assert len(texts) < len(passes) < count_text_passes(tokens, scorer.sequence_length)
-    assert np.unique(passes).tolist() == [scorer.sequence_length]

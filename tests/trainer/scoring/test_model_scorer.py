@@ -189,8 +189,3 @@ def test_record_says_how_products_were_rounded(monkeypatch: pytest.MonkeyPatch, 
     untrained, exact, rounded, whole = passes
     assert untrained == exact
     assert whole == (rounded if is_tf32 else exact)
-
-
-def test_score_on_a_cpu_says_fp32() -> None:
-    found = describe_checks(score_tokens(build_scorer(build_gpt()), make_texts(40)))["products"]
-    assert found == {"precision": "fp32", "tf32_nats_per_token": None, "tf32_stderr": None}

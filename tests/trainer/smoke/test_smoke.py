@@ -18,15 +18,15 @@ import pytest
 import trainer
 from tests.support.traced_models import build_config
 from trainer.cli import smoke as command
-from trainer.cli.main import main
 from trainer.cli.smoke import Findings
 from trainer.data.dataset import Dataset
 from trainer.errors import ExitCode, ModelError, UserError
+from trainer.graph.foreign_files import read_and_count
 from trainer.graph.reading import read_traced
 from trainer.models import ARCHITECTURES, load_architecture
 from trainer.protocol import GRAPH_FILES, SmokeResult
 from trainer.sandbox import get_driver
-from trainer.smoke import child
+from trainer.smoke import child, traced_files
 from trainer.smoke.findings import SmokeLimits, check_size, describe_failure, explain_kill, list_hints
 from trainer.smoke.report import TraceReport
 from trainer.smoke.small_model import TrainingResult
@@ -80,11 +80,12 @@ Smoke = Callable[..., Findings]
 
 @pytest.fixture
 def smoke(tmp_path: Path, dataset_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Smoke]:
-    """Trace in this process, then check; return the findings."""
+    """Trace and read the graphs in this process, then check; return the findings."""
     folder, out = tmp_path / "trainer" / "models", tmp_path / "out"
     folder.mkdir(parents=True)
     monkeypatch.syspath_prepend(folder)
     monkeypatch.setitem(ARCHITECTURES, NAME, NAME)
+    monkeypatch.setattr(traced_files, "check_foreign_files", read_and_count)
 
     def run_smoke(*changes: tuple[str, str], arch: str = NAME, **options: Any) -> Findings:
         text = SOUND
@@ -280,23 +281,6 @@ def test_sandboxed_smoke_test_finds_model_that_looks_ahead(
     assert record["sentence"].startswith("The model's predictions depend on tokens that come after them")
     assert [check["passed"] for check in record["checks"]] == [True, True, True, False]
     assert (record["sandbox"], record["steps"]) == ("bubblewrap", 60)
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["gpt", "--sandbox", "docker"], "the sandboxes are auto, bubblewrap and none, not docker"),
-        (["gpt", "--config", "nowhere.toml"], "there is no file nowhere.toml"),
-        (["gpt", "--job"], "the sandboxes are auto, bubblewrap and none, not auto"),
-    ],
-)
-def test_bad_option_is_one_line_error(
-    words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["smoke", *words, "--data", str(tmp_path / "data")]) == ExitCode.USER_ERROR
-    captured = capsys.readouterr()
-    assert captured.err == f"dailytrain smoke: {message}\n"
-    assert "Traceback" not in captured.out
 
 
 ADVANCES = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -132,27 +132,10 @@ def test_sample_without_workers_of_a_stage_says_which(dataset_folder: Path, caps
     assert "no worker is at stage 1, 2; try again when one has joined" in capsys.readouterr().err
 
 
-@pytest.mark.slow
-def test_sample_of_ended_swarm_says_that_none_answers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    name = "QmZtmD2qt6fJot32nabSP3CUjicnypEBz7bHVDhPQt9aAy"
-    assert sample(f"/ip4/127.0.0.1/tcp/9/p2p/{name}") == 2
-    assert "no swarm answers at /ip4/127.0.0.1/tcp/9" in capsys.readouterr().err
-    assert sample("/ip4/127.0.0.1/tcp/9/p2p/0OIl") == 2  # base58 has none of these characters
-    assert "no swarm answers at /ip4/127.0.0.1/tcp/9" in capsys.readouterr().err
-
-
 def test_text_and_refusal_of_the_network_are_shown_without_control_characters() -> None:
     assert drop_control_characters("a\x1b[2J\tb\r\nc\x07\u202eé") == "a[2J\tb\ncé"
     refusal = CallRefusedError("deadline", "a text may take 600 s")
     assert describe_refusal(refusal) == "the swarm has ended this text: a text may take 600 s"
-
-
-def test_sample_of_folder_without_swarm_says_what_to_name(tmp_path: Path, refuse: Callable[..., str]) -> None:
-    assert "there is no swarm at" in refuse("swarm", "sample", tmp_path)
-    error = refuse("swarm", "sample", tmp_path, "--temperature", -1)
-    assert "temperature must be a number of at least 0" in error
-    error = refuse("swarm", "sample", tmp_path, "--max-tokens", 0)
-    assert "--max-tokens: Input should be greater than or equal to 1" in error
 
 
 def test_order_without_coordinator_fails_with_a_reason(tmp_path: Path) -> None:
@@ -161,9 +144,3 @@ def test_order_without_coordinator_fails_with_a_reason(tmp_path: Path) -> None:
     assert sample_main.main(["--order", str(tmp_path / "order.json"), "--out", str(tmp_path)]) == 2
     assert "no coordinator now" in json.loads((tmp_path / "failure.json").read_text())["reason"]
     assert not (tmp_path / "result.json").exists()
-
-
-@pytest.mark.parametrize(("preset", "setting"), [("rwkv5-7b", "model.depth"), ("finetune-1b5-2x24gb", "tokenizer")])
-def test_swarm_local_preset_without_sizes_is_one_line(preset: str, setting: str, refuse: Callable[..., str]) -> None:
-    error = refuse("swarm", "local", "--corpus", "files:nothing", "--preset", preset)
-    assert f"preset {preset} sets no {setting}" in error

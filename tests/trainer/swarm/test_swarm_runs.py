@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Container
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import pytest
 import torch
@@ -31,20 +31,16 @@ from trainer.swarm.comparison import (
     ComparisonResult,
     SingleProcessRun,
     compare_with_single_process,
-    compute_max_difference,
     has_equal_hashes,
     has_exact_cover,
 )
 from trainer.swarm.config import SwarmConfig
 from trainer.swarm.coordinator import Coordinator
 from trainer.swarm.data import Batches
-from trainer.swarm.fault_injection import Fault
 from trainer.swarm.fault_plans import count_members
-from trainer.swarm.frames import RpcFrame
 from trainer.swarm.journal import JournalLine, get_losses, read_journal
-from trainer.swarm.local_swarm import FaultPlan, LocalSwarm
+from trainer.swarm.local_swarm import LocalSwarm
 from trainer.swarm.stage import Stage
-from trainer.swarm.worker import Worker
 
 pytest.importorskip("hivemind", reason="the extra `swarm` is not installed")
 
@@ -214,38 +210,6 @@ def test_short_messages_keep_the_loss_within_one_percent(wire: str, dataset_fold
 
 # --- one worker a stage: checkpoints and commands ---------------------------------------------------------------------
 
-PIPELINE_STEPS = 12
-
-
-def run_pipeline(config: SwarmConfig, dataset: Path, out: Path, until: int | None = None) -> list[dict[str, Any]]:
-    """Run or resume a pipeline; kill all its processes when `until` steps are journaled. Return the journal."""
-    faults = [] if until is None else [[Fault(kind="kill", point="journaled", step=until - 1)]]
-    with LocalSwarm(config, dataset, [0, 1], FaultPlan(coordinator=faults), timeout=30, out=out) as pipeline:
-        if until is None:
-            return pipeline.run(WAIT_SECONDS)
-        assert pipeline.coordinator is not None
-        pipeline.coordinator.join(WAIT_SECONDS)
-        assert pipeline.count_steps() == until
-        return pipeline.read_journal()
-
-
-@pytest.mark.slow
-def test_killed_pipeline_resumes_exactly_from_its_checkpoint(dataset_folder: Path, tmp_path: Path) -> None:
-    """One micro-batch a step: several would be added in the order in which they come, with other last digits."""
-    sizes = {"steps": PIPELINE_STEPS, "checkpoint_every": 4, "micro_batches": 1, "micro_batch": 4}
-    config = build_tiny_config(Dataset.open(dataset_folder), **sizes)
-    interrupted = run_pipeline(config, dataset_folder, tmp_path / "run", until=6)
-    lines = run_pipeline(config, dataset_folder, tmp_path / "run")
-    whole = run_pipeline(config, dataset_folder, tmp_path / "whole")
-    assert [line for line in interrupted if line["kind"] == "end"] == []
-    assert lines[: len(interrupted)] == interrupted
-    resumed = [line["step"] for line in lines[len(interrupted) :] if line["kind"] == "commit"]
-    assert resumed[0] >= 4  # the last checkpoint, or a later one
-    assert get_losses(lines) == get_losses(whole)
-    digests = [list(stages["digests"][stage].values()) for stages in (lines[-1], whole[-1]) for stage in ("0", "1")]
-    assert digests[:2] == digests[2:]
-    assert compute_max_difference(get_losses(lines), config, dataset_folder) < 1e-4
-
 
 @pytest.mark.slow
 def test_local_command_resumes_and_leaves_a_run_to_sample(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -291,15 +255,6 @@ class SamplingCoordinator(Coordinator):
         self.samples.append(text.tokens)
 
 
-class LeavingWorker(Worker):
-    """Leaves in its first step, as on SIGTERM."""
-
-    async def run_micro_batch(self, *arguments: Any) -> RpcFrame:
-        if not self.hello.leaving:
-            self.leave()
-        return await super().run_micro_batch(*arguments)
-
-
 @torch.no_grad()
 def sample_reference(reference: SingleProcessRun, config: SwarmConfig) -> list[int]:
     text = list(PROMPT)
@@ -324,15 +279,3 @@ def test_evaluations_and_samples_equal_single_process(tmp_path: Path, dataset: D
             assert seen[step] == pytest.approx(nats / sum(int((y >= 0).sum()) for _, y in pairs), abs=1e-5)
             assert SamplingCoordinator.samples.pop(0) == sample_reference(reference, batches.config)
         assert loss == pytest.approx(reference.run_step(), abs=1e-4)
-
-
-@pytest.mark.slow
-def test_leaving_worker_goes_between_two_steps(tmp_path: Path, dataset: Dataset) -> None:
-    steps = 12
-    batches = Batches(dataset, build_tiny_config(dataset, steps=steps))
-    train_in_process(batches, tmp_path, [0, 1, 1], {2: LeavingWorker})
-    lines = read_journal(tmp_path / "run")
-    left = [line for line in lines if line["kind"] == "leave"]
-    assert [(line["stage"], line["why"]) for line in left] == [(1, "wants to leave")]
-    reference = SingleProcessRun(batches.config, batches)
-    assert get_losses(lines) == pytest.approx([reference.run_step() for _ in range(steps)], abs=1e-4)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import resource
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -165,15 +164,6 @@ def test_out_of_memory_prints_one_line_and_run_resumes(
     assert get_checkpoint_step(find_latest_checkpoint(tmp_path)) == 3
     assert fail("none") == 0
     assert not (tmp_path / "failure.json").exists()
-
-
-def test_run_without_fabric_prints_one_line(
-    train: Callable[..., int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setitem(sys.modules, "lightning_fabric", None)
-    assert train(tmp_path, "--budget", "2steps") == 2
-    message = "training needs the package lightning_fabric: pip install 'dailytrain[training]'"
-    assert capsys.readouterr().err.splitlines() == [f"dailytrain train: {message}"]
 
 
 def test_run_larger_than_free_memory_is_refused_before_it_is_built(

@@ -45,11 +45,8 @@ def test_run_from_checkpoint_continues_loss_and_records_lineage(
     assert str(tmp_path) not in json.dumps(run_json(second))
     assert train(third, "--from", second, "--budget", "1steps") == 0
     assert run_json(third)["from"]["tokens"] == 34 * 4 * 32
-    earlier = list_checkpoints(tiny_run)[0]
-    assert train(tmp_path / "fourth", "--from", earlier, "--budget", "1steps") == 0
-    assert run_json(tmp_path / "fourth")["from"]["step"] == 20
     capsys.readouterr()
-    assert train(second, "--from", earlier, "--budget", "4steps") == 2
+    assert train(second, "--from", list_checkpoints(tiny_run)[0], "--budget", "4steps") == 2
     assert "another from" in capsys.readouterr().err
     assert train(tmp_path / "run", "--from", tmp_path, "--budget", "1steps") == 2, "there is no checkpoint"
     assert capsys.readouterr().err.count("\n") == 1
@@ -79,18 +76,6 @@ def test_tensors_that_do_not_fit_are_new_and_listed(train: Train, tiny_run: Path
     assert set(lineage["new"]) == {name for name, shape in after.items() if before.get(name) != shape}
     assert lineage["kept"] == len(after) - len(lineage["new"])
     assert lineage["kept"] + len(lineage["unused"]) == len(before)
-
-
-def test_other_tokenizer_gets_new_embedding_and_head(
-    tiny_run: Path, corpus_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("DAILYTRAIN_CACHE", str(tmp_path / "cache"))
-    flags = ["--corpus", f"files:{corpus_folder}/1*.txt", "--tokenizer", "bpe:300", "--budget", "1steps", *TINY]
-    assert main(["--from", str(tiny_run), "--out", str(tmp_path / "run"), *flags]) == 0
-    lineage = run_json(tmp_path / "run")["from"]
-    assert {"embedding.weight", "head.weight"} <= set(lineage["new"])
-    assert all("embedding" in name or name == "head.weight" for name in lineage["new"])
-    assert lineage["unused"] == sorted(lineage["new"])
 
 
 def test_dataset_of_other_tokenizer_is_rejected(

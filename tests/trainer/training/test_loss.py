@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
@@ -11,9 +10,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.support import traced_models
-from trainer.graph.model import build_model
-from trainer.graph.reading import parse_files
 from trainer.models.base import LanguageModel
 from trainer.ops import losses
 from trainer.ops.losses import choose_chunk_positions, limit_chunk_positions
@@ -129,32 +125,6 @@ def test_objective_never_holds_all_logits(text: tuple[Tensor, Tensor], monkeypat
     with LargestTensor() as plain:
         F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten()).backward()
     assert plain.numbers == inputs.numel() * VOCABULARY
-
-
-def test_head_that_reads_a_matrix_under_two_names_gets_the_gradient_of_both(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No trace writes such files: `other.weight` is a second name of the embedding."""
-    files = traced_models.trace("nanogpt").to_files()
-    initialization, passes = (json.loads(files[name]) for name in ("init.json", "train.json"))
-    embedding = next(tensor for tensor in initialization["tensors"] if tensor["name"] == "embedding.weight")
-    embedding["other_names"] = ["other.weight"]
-    calls = passes["logits"]["calls"]
-    calls.append({"operator": "aten::linear", "arguments": ["%features", "@other.weight"]})
-    calls.append({"operator": "aten::slice.Tensor", "arguments": [f"%{len(calls) - 1}", 2, 0, traced_models.V]})
-    calls.append({"operator": "aten::mul.Tensor", "arguments": ["%1", f"%{len(calls) - 1}"]})
-    passes["logits"]["outputs"] = [f"%{len(calls) - 1}"]
-    changed = {"init.json": json.dumps(initialization).encode(), "train.json": json.dumps(passes).encode()}
-    torch.manual_seed(0)
-    model = build_model(parse_files({**files, **changed})).train()
-    inputs, targets = traced_models.sample_rows()
-    set_chunk_rows(20, monkeypatch)
-    with torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
-        objective = Objective(model)
-        objective.vocabulary_size = traced_models.V
-        features = objective.features(inputs).detach()
-        objective.compute_loss(features, targets).backward()
-        found = gradients(model)["embedding.weight"]
-        F.cross_entropy(model.logits(features).flatten(0, 1).float(), targets.flatten(), reduction="sum").backward()
-    torch.testing.assert_close(found, gradients(model)["embedding.weight"], rtol=0.05, atol=0.05)
 
 
 def test_chunk_positions_have_limits_and_divide_evenly_if_possible() -> None:

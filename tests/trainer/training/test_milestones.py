@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -52,17 +51,6 @@ def test_run_keeps_bf16_weights_and_its_own_are_unchanged(run: Path, tiny_run: P
     assert all(torch.equal(ours[name], tensor) for name, tensor in whole.items())
 
 
-def test_resumed_run_writes_the_same_milestones(run: Path, train: Train, tmp_path: Path) -> None:
-    shutil.copytree(run, tmp_path / "run")
-    for folder in (get_checkpoint_path(tmp_path / "run", 30), tmp_path / "run" / "milestones"):
-        shutil.rmtree(folder)
-    (tmp_path / "run" / "result.json").unlink()
-    assert train(tmp_path / "run", *FLAGS) == 0
-    before, again = read_milestones(run), read_milestones(tmp_path / "run")
-    assert list(again) == [80], "those after the checkpoint of step 20"
-    assert all(torch.equal(again[80][name], tensor) for name, tensor in before[80].items())
-
-
 def test_milestone_is_loaded_scored_and_started_from(run: Path, train: Train, tmp_path: Path) -> None:
     folder = run / "milestones" / "step-00000018"
     assert verify_checkpoint(folder)["step"] == 18
@@ -83,9 +71,3 @@ def test_passed_milestone_lies_between_the_fractions(before: float, gain: float,
     assert mark % every == 0
     assert mark < 100
     assert before * 100 - 1e-6 < mark <= after * 100 + 1e-6
-
-
-def test_milestones_without_spacing_are_none() -> None:
-    assert find_passed_milestone(0.05, 0.95, 0) is None
-    assert find_passed_milestone(0.05, 0.35, 10) == 30, "of several the last"
-    assert find_passed_milestone(0.95, 1.0, 10) is None

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.support.interrupted_runs import check_resume, train
+from tests.support.interrupted_runs import train
 from tests.support.metrics_lines import lines
 from tests.support.tiny import TINY
 from trainer.checkpoint.store import load_model
@@ -22,7 +22,6 @@ from trainer.data.shards import PROMPT_BIT
 from trainer.data.splits import cut_document
 from trainer.data.tokenizer import load_tokenizer
 from trainer.errors import CorpusError
-from trainer.train import main
 
 pytestmark = pytest.mark.processes
 
@@ -98,12 +97,6 @@ def test_prompt_targets_are_ignored_and_inputs_complete(dataset: Dataset, packin
         assert 0.1 < learned.float().mean() < 0.7
 
 
-@pytest.mark.slow
-def test_run_on_pairs_resumes_exactly(dataset: Dataset, tmp_path: Path) -> None:
-    flags = ("--budget", "6steps", "--checkpoint-every", "2steps", "--train.micro-batch", "2", "--keep", "9")
-    check_resume(tmp_path, *flags, "--dataset", dataset.folder)
-
-
 def test_step_and_evaluation_average_over_learned_targets(dataset: Dataset, tmp_path: Path) -> None:
     assert train(tmp_path, "--budget", "1steps", "--dataset", dataset.folder) == 0
     (step,) = (row["loss"] for row in lines(tmp_path, "train"))
@@ -125,14 +118,3 @@ def dev_loss(dataset: Dataset, run: Path) -> float:
             is_counted = (y != IGNORE_INDEX) & text[y.clamp(min=0)]
             nats.append(-log[is_counted, y[is_counted]])
     return float(torch.cat(nats).double().mean())
-
-
-@pytest.mark.slow
-def test_step_on_two_devices_with_prompts_equals_single_device(dataset: Dataset, tmp_path: Path) -> None:
-    """Devices have different numbers of learned targets. The step averages over the targets of all devices."""
-    flags = ["--dataset", str(dataset.folder), *TINY, "--budget", "1steps", "--seed", "3"]
-    for devices in ("1", "2"):
-        assert main([*flags, "--out", str(tmp_path / devices), "--devices", devices]) == 0
-    (single,), (double,) = (lines(tmp_path / devices, "train") for devices in ("1", "2"))
-    assert double["loss"] == pytest.approx(single["loss"], rel=1e-5)
-    assert double["gradient_norm"] == pytest.approx(single["gradient_norm"], rel=1e-4)

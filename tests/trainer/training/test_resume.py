@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -17,7 +16,7 @@ from tests.support.metrics_lines import CLOCK, lines
 from tests.support.tiny import TINY
 from tests.support.waits import WAIT_SECONDS
 from trainer.checkpoint.files import get_checkpoint_step, list_checkpoints
-from trainer.checkpoint.store import find_latest_checkpoint, get_checkpoint_path
+from trainer.checkpoint.store import find_latest_checkpoint
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.usefixtures("forked_python")]
 
@@ -85,15 +84,6 @@ def test_stopped_run_saves_checkpoint(dataset_folder: Path, tmp_path: Path, whol
     last = get_checkpoint_step(find_latest_checkpoint(tmp_path))  # type: ignore[arg-type]
     assert rows(tmp_path)[-1]["step"] <= last
     assert rows(tmp_path) == [row for row in rows(whole_run) if row["step"] <= last]
-
-
-def test_run_resumes_from_checkpoint_alone(dataset_folder: Path, tmp_path: Path, whole_run: Path) -> None:
-    """As on another node, which gets the checkpoint without run.json and metrics."""
-    before = list_checkpoints(whole_run)[0]
-    shutil.copytree(before, get_checkpoint_path(tmp_path, get_checkpoint_step(before)))
-    finish(start(dataset_folder, tmp_path))
-    assert rows(tmp_path) == [row for row in rows(whole_run) if row["step"] > get_checkpoint_step(before)]
-    assert (tmp_path / "run.json").exists()
 
 
 def test_run_without_home_folder_works(dataset_folder: Path, tmp_path: Path) -> None:

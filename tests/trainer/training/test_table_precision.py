@@ -16,7 +16,6 @@ from trainer.accounting.training_size import compute_model_size
 from trainer.checkpoint.files import list_checkpoints
 from trainer.checkpoint.graph_weights import load_graph_model
 from trainer.checkpoint.store import get_checkpoint_path
-from trainer.distributed.devices import DeviceError
 from trainer.graph.reading import read_traced
 from trainer.scoring.compare_replay import ReplayComparison, compare_weights
 from trainer.training import precision
@@ -121,16 +120,3 @@ def test_precision_on_cuda_is_bf16_where_supported_untimed(
     )
     monkeypatch.setattr(precision, "measure_seconds", lambda work: pytest.fail("a GPU is not timed"))
     assert precision.choose_precision(torch.device("cuda"), 1) == chosen
-
-
-def test_precision_is_measured_once_without_side_effects(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = torch.get_rng_state()
-    first = precision.choose_precision(CPU, 1)
-    assert torch.equal(before, torch.get_rng_state())
-    monkeypatch.setattr(precision, "measure_seconds", lambda work: pytest.fail("measured again"))
-    assert precision.choose_precision(CPU, 1) == first
-
-
-def test_fp8_without_gpu_is_rejected() -> None:
-    with pytest.raises(DeviceError, match="fp8 needs a GPU"):
-        precision.check_fp8("cpu")

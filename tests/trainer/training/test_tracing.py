@@ -58,26 +58,6 @@ def copy_first_half(run: Path, out: Path) -> None:
     (out / "result.json").unlink()
 
 
-@pytest.mark.slow
-def test_resumed_run_reads_its_graphs(
-    traced_run: Path, flags: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    copy_first_half(traced_run, tmp_path / "run")
-    monkeypatch.setattr(trace, "trace_architecture", None)
-    assert main(["train", *flags, "--out", str(tmp_path / "run")]) == 0
-    weights = [get_checkpoint_path(run, 6) / "model.safetensors" for run in (traced_run, tmp_path / "run")]
-    assert weights[0].read_bytes() == weights[1].read_bytes()
-
-
-def test_resumed_run_with_equal_graphs_leaves_their_files(traced_run: Path, flags: list[str], tmp_path: Path) -> None:
-    shutil.copytree(traced_run, tmp_path / "run")
-    files = sorted((tmp_path / "run" / "graph").iterdir())
-    before = [file.stat() for file in files]
-    assert main(["train", *flags, "--out", str(tmp_path / "run")]) == 0
-    after = [file.stat() for file in files]
-    assert [(s.st_ino, s.st_mtime_ns) for s in after] == [(s.st_ino, s.st_mtime_ns) for s in before]
-
-
 def test_write_graph_files_interrupted_leaves_the_old_file(
     traced_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -92,21 +72,28 @@ def test_write_graph_files_interrupted_leaves_the_old_file(
     assert read_traced(tmp_path) == traced
 
 
-def test_graph_is_counted_at_every_micro_batch_that_a_run_may_have(
+def test_resumed_run_reads_its_graphs_and_counts_them_at_every_micro_batch(
     traced_run: Path, flags: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also when it resumes: a smaller card takes smaller ones."""
+    """A smaller card takes smaller micro-batches."""
     counted = []
 
     def record_rows(model: GraphModel, row_counts: list[int], device: str) -> TrainingCost:
         counted.append(row_counts)
         return count_training_cost(model, row_counts, device)
 
-    copy_first_half(traced_run, tmp_path / "run")
+    run = tmp_path / "run"
+    copy_first_half(traced_run, run)
+    files = sorted((run / "graph").iterdir())
+    before = [(file.stat().st_ino, file.stat().st_mtime_ns) for file in files]
+    monkeypatch.setattr(trace, "trace_architecture", None)
     monkeypatch.setattr(model_sources, "count_training_cost", record_rows)
-    assert main(["train", *flags, "--out", str(tmp_path / "run")]) == 0
+    assert main(["train", *flags, "--out", str(run)]) == 0
     assert counted == [[1, 2, 4]]
-    assert lines(tmp_path / "run", "train")[-1]["flops"] == lines(traced_run, "train")[-1]["flops"]
+    assert lines(run, "train")[-1]["flops"] == lines(traced_run, "train")[-1]["flops"]
+    assert [(file.stat().st_ino, file.stat().st_mtime_ns) for file in files] == before, "they are not written again"
+    weights = [get_checkpoint_path(out, 6) / "model.safetensors" for out in (traced_run, run)]
+    assert weights[0].read_bytes() == weights[1].read_bytes()
 
 
 @pytest.mark.slow
@@ -162,21 +149,6 @@ def test_unsupported_option_trains_the_module(
     flags = ["--dataset", str(dataset_folder), "--model.depth", "2", *TRACED_TRAINING, *options]
     assert main(["train", *flags, "--budget", "1steps", "--out", str(tmp_path)]) == 0
     assert f"training the Python module ({reason})" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("flags", "reason"),
-    [
-        (("--train.sequence-length", "16"), "the graph was traced for sequence_length 32, and this run has 16"),
-        (("--model.depth", "3"), "graph fixes the model"),
-    ],
-)
-def test_graph_with_options_of_a_model_is_refused(
-    flags: tuple[str, ...], reason: str, traced_run: Path, dataset_folder: Path, tmp_path: Path, capsys
-) -> None:
-    given = ["--dataset", str(dataset_folder), "--out", str(tmp_path), "--graph", str(traced_run / "graph")]
-    assert train([*given, *TRACED_TRAINING, "--budget", "1steps", *flags]) == 2
-    assert reason in capsys.readouterr().err
 
 
 def test_run_pays_for_its_initialization(

@@ -39,14 +39,6 @@ def test_run_json_describes_run(tiny_run: Path, dataset_folder: Path) -> None:
     assert (tiny_run / "tokenizer.json").read_bytes() == (dataset_folder / "tokenizer.json").read_bytes()
 
 
-def test_flops_are_counted_on_model(tiny_run: Path) -> None:
-    run = json.loads((tiny_run / "run.json").read_text())
-    matrices = 2 * (4 * 32 * 32 + 2 * 4 * 32 * 32) + 320 * 32
-    attention = 2 * 2 * 32 * 32  # per token, block: queries with keys and weights with values, 32 positions, width 32
-    # Three times the forward pass, less one matrix product: the tokens need no gradient.
-    assert run["flops_per_token"] == pytest.approx(3 * (2 * matrices + 2 * attention), rel=0.02)
-
-
 def test_training_reduces_dev_loss(tiny_run: Path) -> None:
     dev = lines(tiny_run, "dev")
     assert dev[0]["step"] == 0
@@ -88,7 +80,7 @@ def test_equal_runs_have_equal_metrics(train: Train, tiny_run: Path, tmp_path: P
 
 
 def test_micro_batches_equal_whole_batch(train: Train, tiny_run: Path, tmp_path: Path) -> None:
-    assert train(tmp_path, "--budget", "30steps", "--train.micro-batch", "1") == 0
+    assert train(tmp_path, "--budget", "1steps", "--train.micro-batch", "1") == 0
     ours, theirs = (lines(out, "train")[0] for out in (tmp_path, tiny_run))
     assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-5)
     assert ours["gradient_norm"] == pytest.approx(theirs["gradient_norm"], rel=1e-4)
