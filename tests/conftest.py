@@ -66,15 +66,14 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_line("\n".join(repeated))
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(tryfirst=True, wrapper=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
     """Mark quick tests that use a database or Redis: CI runs them again on PostgreSQL and a Redis server.
 
-    Slow ones mark themselves `services`, if another database could change what they find. Files with slow tests go
-    first, so that no worker begins one when the others have nothing left to do.
+    Slow ones mark themselves `services`, if another database could change what they find. Of the tests that are
+    selected, files with slow ones and those of a browser go first, so that no worker begins one when the others have
+    nothing left to do. (pytest-django would put them last.)
     """
-    slow_files = {item.path for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda item: item.path not in slow_files)
     fixtures = {"db", "transactional_db", "redis_url"}
     for item in items:
         if item.get_closest_marker("processes"):
@@ -82,6 +81,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         uses_services = item.get_closest_marker("django_db") or fixtures & {*getattr(item, "fixturenames", ())}
         if uses_services and not (item.get_closest_marker("browser") or item.get_closest_marker("slow")):
             item.add_marker("services")
+    yield
+    first = {item.path for item in items if item.get_closest_marker("slow") or item.get_closest_marker("browser")}
+    items.sort(key=lambda item: item.path not in first)
 
 
 @pytest.fixture
