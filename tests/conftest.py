@@ -50,6 +50,7 @@ for name, examples in {"quick": 30, "ci": 100}.items():
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 # Not the Redis of REDIS_URL, which other processes use too: a fixture clears the cache.
 settings.CACHES["default"] = {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}
+settings.WHITENOISE_AUTOREFRESH = True  # finds a static file when asked; else each client lists them all for 20 ms
 settings.PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]  # the default takes 0.4 s a password
 
 
