@@ -55,16 +55,7 @@ def test_upload_to_full_disk_answers_507(claimed_job: ClaimedJob, monkeypatch: p
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(resumable_uploads, "append_piece", fail)
-    file = build_file_reference(b"weights" * 1000)
-    response = claimed_job.agent.client.put(
-        f"{ROOT}/leases/{claimed_job.lease.lease}/blobs/{file.sha256}",
-        b"weights" * 1000,
-        content_type="application/octet-stream",
-        headers={
-            **build_bearer_header(claimed_job.lease.token),
-            "Content-Range": f"bytes 0-{file.size - 1}/{file.size}",
-        },
-    )
+    response = put_piece(claimed_job, 0, CONTENT)
 
     assert (response.status_code, response["Retry-After"]) == (507, "60")
     assert "disk is full" in read_error_detail(response)
