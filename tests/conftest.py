@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import gc
 import os
 import shutil
@@ -41,6 +42,9 @@ os.environ.setdefault("DJANGO_SETTINGS_MODULE", "dailytrain.settings")
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # results must not depend on the machine's load
 limit_spinning(os.environ)
 django.setup()  # and before the folders' own conftest.py import models
+from scheduler import storage  # noqa: E402
+
+storage.pack_sources = functools.cache(storage.pack_sources)  # for each queued run, it takes 50 ms
 
 # Tests must not depend on the machine's speed. `make test` tries fewer examples than CI, where a test names no number.
 for name, examples in {"quick": 30, "ci": 100}.items():
@@ -50,6 +54,7 @@ for name, examples in {"quick": 30, "ci": 100}.items():
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 # Not the Redis of REDIS_URL, which other processes use too: a fixture clears the cache.
 settings.CACHES["default"] = {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}
+settings.WHITENOISE_AUTOREFRESH = True  # finds a static file when asked; else each client lists them all for 20 ms
 settings.PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]  # the default takes 0.4 s a password
 
 
@@ -66,15 +71,14 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_line("\n".join(repeated))
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(tryfirst=True, wrapper=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
     """Mark quick tests that use a database or Redis: CI runs them again on PostgreSQL and a Redis server.
 
-    Slow ones mark themselves `services`, if another database could change what they find. Files with slow tests go
-    first, so that no worker begins one when the others have nothing left to do.
+    Slow ones mark themselves `services`, if another database could change what they find. Of the tests that are
+    selected, files with slow ones and those of a browser go first, so that no worker begins one when the others have
+    nothing left to do. (pytest-django would put them last.)
     """
-    slow_files = {item.path for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda item: item.path not in slow_files)
     fixtures = {"db", "transactional_db", "redis_url"}
     for item in items:
         if item.get_closest_marker("processes"):
@@ -82,6 +86,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         uses_services = item.get_closest_marker("django_db") or fixtures & {*getattr(item, "fixturenames", ())}
         if uses_services and not (item.get_closest_marker("browser") or item.get_closest_marker("slow")):
             item.add_marker("services")
+    yield
+    first = {item.path for item in items if item.get_closest_marker("slow") or item.get_closest_marker("browser")}
+    items.sort(key=lambda item: item.path not in first)
 
 
 @pytest.fixture

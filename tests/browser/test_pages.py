@@ -172,6 +172,7 @@ def test_first_view_transfers_few_bytes_without_layout_shift(
 ) -> None:
     # Compressed static files, as in the container.
     settings.STATIC_ROOT, settings.WHITENOISE_USE_FINDERS = str(tmp_path / "static"), False
+    settings.WHITENOISE_AUTOREFRESH = False
     call_command("collectstatic", interactive=False, verbosity=0)
     pages = addresses(scene.create_night_board())
     with serve_in_thread(WSGIMiddleware(get_wsgi_application())) as url:

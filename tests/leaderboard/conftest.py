@@ -18,6 +18,8 @@ from django.test import Client
 from leaderboard import outbox
 from leaderboard.models import Entry, Night, Publication, Run, Season, Track
 from leaderboard.publishing import publications, weights
+from leaderboard.schedule import first_season
+from leaderboard.schedule.first_season import build_dataset
 from leaderboard.submissions import intake
 from scheduler import storage
 from scheduler.job_kinds import get_job_kind
@@ -38,6 +40,7 @@ FILES = {
     "trainer/models/gpt.py": "class Model:\n    pass\n",
     "trainer/models/smear.py": "class Model:\n    pass\n",
 }
+BUILT_DATASETS: dict[tuple[str, str, int | None], tuple[str, int, int, Path]] = {}
 GIT = {
     **os.environ,
     "GIT_CONFIG_GLOBAL": os.devnull,
@@ -253,6 +256,30 @@ def finish_run(run: Run, node: Node, score_result: dict[str, Any] | None = None)
     finish_job(run.score_job, score_result or SCORE_RESULT)
     run.refresh_from_db()
     return run
+
+
+@pytest.fixture(scope="session")
+def small_corpus(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Return the corpus of a season that takes a moment to prepare."""
+    folder = tmp_path_factory.mktemp("corpus")
+    for number in range(12):
+        (folder / f"{number}.txt").write_text(f"Platform {number} is closed on day {number}. " * 30)
+    return f"files:{folder}/*.txt"
+
+
+def build_dataset_once(season: Season, *progress: Any) -> tuple[str, int, int, Path]:
+    key = season.corpus, season.tokenizer, season.limit_bytes
+    if key not in BUILT_DATASETS:
+        BUILT_DATASETS[key] = build_dataset(season, *progress)
+    return BUILT_DATASETS[key]
+
+
+@pytest.fixture
+def prepared_corpus(small_corpus: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The same corpus, prepared once for all tests that use it."""
+    monkeypatch.setenv("DAILYTRAIN_CACHE", str(Path(small_corpus.removeprefix("files:")).with_name("cache")))
+    monkeypatch.setattr(first_season, "build_dataset", build_dataset_once)
+    return small_corpus
 
 
 @pytest.fixture

@@ -11,11 +11,13 @@ from typing import Any
 import pytest
 from django.core.files.storage import default_storage
 from django.db import OperationalError, connection
+from django.http import HttpResponse
 from pytest_django import Settings
 
-from scheduler import resumable_uploads, storage, uploads
+from scheduler import resumable_uploads, retention, storage, uploads
 from scheduler.errors import TooLargeError
 from scheduler.models import Checkpoint, JobFile, Lease
+from tests.scheduler.node_api.test_transfers import CONTENT, get_path, is_complete, list_partial_files
 from tests.support.pool import (
     ROOT,
     Agent,
@@ -53,16 +55,7 @@ def test_upload_to_full_disk_answers_507(claimed_job: ClaimedJob, monkeypatch: p
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(resumable_uploads, "append_piece", fail)
-    file = build_file_reference(b"weights" * 1000)
-    response = claimed_job.agent.client.put(
-        f"{ROOT}/leases/{claimed_job.lease.lease}/blobs/{file.sha256}",
-        b"weights" * 1000,
-        content_type="application/octet-stream",
-        headers={
-            **build_bearer_header(claimed_job.lease.token),
-            "Content-Range": f"bytes 0-{file.size - 1}/{file.size}",
-        },
-    )
+    response = put_piece(claimed_job, 0, CONTENT)
 
     assert (response.status_code, response["Retry-After"]) == (507, "60")
     assert "disk is full" in read_error_detail(response)
@@ -185,3 +178,91 @@ def test_download_from_bucket_redirects(claimed_job: ClaimedJob, settings: Setti
     assert response.status_code == 302
     assert response["Location"].startswith("https://train.s3.amazonaws.com/blobs/")
     assert "Signature=" in response["Location"]
+
+
+# --- single pieces ---------------------------------------------------------------------------------------------------
+
+
+def put_piece(
+    claimed_job: ClaimedJob, first: int, data: bytes, total: int = len(CONTENT), header: str = "", path: str = ""
+) -> HttpResponse:
+    return claimed_job.agent.client.put(
+        ROOT + (path or get_path(claimed_job)),
+        data,
+        content_type="application/octet-stream",
+        headers={
+            **build_bearer_header(claimed_job.lease.token),
+            "Content-Range": header or f"bytes {first}-{first + len(data) - 1}/{total}",
+        },
+    )
+
+
+def get_upload_offset(claimed_job: ClaimedJob) -> int:
+    headers = build_bearer_header(claimed_job.lease.token)
+    response = claimed_job.agent.client.head(ROOT + get_path(claimed_job), headers=headers)
+    assert response.status_code == 200
+    return int(response["Upload-Offset"])
+
+
+def test_pieces_continue_at_the_reported_offset_only(claimed_job: ClaimedJob) -> None:
+    assert get_upload_offset(claimed_job) == 0
+    assert put_piece(claimed_job, 0, CONTENT[:1000]).json() == {"received": 1000}
+    assert get_upload_offset(claimed_job) == 1000
+    response = put_piece(claimed_job, 1001, CONTENT[1001:])
+    assert response.status_code == 416
+    assert read_error_detail(response) == "The file has 1,000 bytes so far, and this piece starts at 1,001."
+    assert put_piece(claimed_job, 1000, CONTENT[1000:]).json() == {"received": len(CONTENT)}
+    assert get_upload_offset(claimed_job) == len(CONTENT)
+    repeated = put_piece(claimed_job, 5, CONTENT[5:10])
+    assert repeated.json() == {"received": len(CONTENT)}, "a repeated piece changes nothing"
+    assert is_complete()
+    header = {**build_bearer_header(claimed_job.lease.token), "Range": f"bytes={len(b'a release')}-"}
+    response = claimed_job.agent.client.get(ROOT + get_path(claimed_job, b"a release"), headers=header)
+    assert response.status_code == 416
+    assert "Request the whole file." in read_error_detail(response)
+
+
+def test_complete_partial_file_is_verified_after_restart(claimed_job: ClaimedJob) -> None:
+    put_piece(claimed_job, 0, CONTENT[:-1])
+    (path,) = list_partial_files()
+    with path.open("ab") as file:
+        file.write(CONTENT[-1:])
+    assert get_upload_offset(claimed_job) == len(CONTENT) - 1
+    assert put_piece(claimed_job, len(CONTENT) - 1, CONTENT[-1:]).json() == {"received": len(CONTENT)}
+    assert is_complete()
+
+
+def test_pieces_of_another_file_are_rejected_and_deleted(claimed_job: ClaimedJob) -> None:
+    put_piece(claimed_job, 0, b"x" * 1000)
+    response = put_piece(claimed_job, 1000, CONTENT[1000:])
+    assert response.status_code == 422
+    assert "Nothing was stored" in read_error_detail(response)
+    assert list_partial_files() == []
+    assert find_blob(CONTENT) is None
+
+
+@pytest.mark.parametrize(
+    "header", ["bytes 0-9/5", "bytes 0-3/100", "bytes 5-4/100", "bytes */100", "lines 0-4/100", "bytes 0-4/" + "9" * 40]
+)
+def test_invalid_content_range_is_rejected(claimed_job: ClaimedJob, header: str) -> None:
+    assert put_piece(claimed_job, 0, b"hello", header=header).status_code == 422
+    assert list_partial_files() == []
+
+
+def test_too_large_upload_is_rejected_at_first_piece(claimed_job: ClaimedJob, settings: Settings) -> None:
+    settings.BLOB_MAX_BYTES = len(CONTENT) - 1
+    assert put_piece(claimed_job, 0, CONTENT[:10]).status_code == 413
+    settings.BLOB_MAX_BYTES = settings.LEASE_MAX_BYTES = len(CONTENT)
+    assert put_piece(claimed_job, 0, CONTENT[:1000]).status_code == 200
+    response = put_piece(claimed_job, 0, b"x" * 10, path=get_path(claimed_job, b"x" * 2000))
+    assert response.status_code == 413, "partial uploads count for the lease limit"
+
+
+def test_partial_upload_is_deleted_after_lease_ends(claimed_job: ClaimedJob) -> None:
+    put_piece(claimed_job, 0, CONTENT[:1000])
+    retention.delete_expired()
+    assert get_upload_offset(claimed_job) == 1000, "partial uploads of an active lease stay"
+    claimed_job.finish("released")
+    assert put_piece(claimed_job, 1000, CONTENT[1000:]).status_code == 409
+    retention.delete_expired()
+    assert list_partial_files() == []

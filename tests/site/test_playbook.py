@@ -24,13 +24,7 @@ PLAYBOOK = REPOSITORY / "deploy" / "playbook.yml"
 UNITS = ("dailytrain-migrate", "dailytrain-web", "dailytrain-worker", "dailytrain-long-worker", "dailytrain-beat")
 NGINX = shutil.which("nginx", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
 
-pytestmark = [
-    pytest.mark.processes,
-    pytest.mark.slow,
-    pytest.mark.skipif(
-        shutil.which("ansible-playbook") is None, reason="Ansible is not installed (apt install ansible-core)"
-    ),
-]
+pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
 
 def load_tasks() -> list[dict[str, Any]]:
@@ -61,6 +55,8 @@ def run_playbook(folder: Path, *flags: str) -> str:
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the root folder of a server after the play has run twice. The second run changes nothing."""
+    if shutil.which("ansible-playbook") is None:
+        pytest.skip("Ansible is not installed (apt install ansible-core)")
     folder = tmp_path_factory.mktemp("server")
     code = folder / "code"
     code.mkdir()

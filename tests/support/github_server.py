@@ -45,6 +45,13 @@ def get_private_key() -> str:
     return key.private_bytes(serialization.Encoding.PEM, kind, serialization.NoEncryption()).decode()
 
 
+@cache
+def get_public_key() -> rsa.RSAPublicKey:
+    key = serialization.load_pem_private_key(get_private_key().encode(), None)
+    assert isinstance(key, rsa.RSAPrivateKey)
+    return key.public_key()
+
+
 @dataclass
 class Repository:
     """A repository with its pull requests, comments, checks and webhooks."""
@@ -308,9 +315,8 @@ class GitHubHandler(Handler):
         if kind.lower() not in ("bearer", "token"):
             raise ApiError(401, "Requires authentication")
         if secret != TOKEN and not secret.startswith("ghs_"):
-            key = serialization.load_pem_private_key(get_private_key().encode(), None).public_key()
             try:
-                jwt.decode(secret, key, algorithms=["RS256"], issuer=APP)  # type: ignore[arg-type]
+                jwt.decode(secret, get_public_key(), algorithms=["RS256"], issuer=APP)
             except jwt.PyJWTError:
                 raise ApiError(401, "A JSON web token could not be decoded") from None
             return "app"

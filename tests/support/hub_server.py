@@ -1,6 +1,6 @@
 """A local Hugging Face Hub server with the part of the API that publishing uses.
 
-It has repositories, commits, the check before an upload, Git LFS with single and multi-part uploads, tags, and failures
+It has repositories, commits, the check before an upload, Git LFS tags, and failures
 on demand.
 
 Responses are those of huggingface.co to huggingface_hub 0.36: status codes, `X-Error-Code`, `Retry-After`, pages with
@@ -27,6 +27,7 @@ from tests.support.http_server import Failure, Handler, build_header_names, run_
 TOKEN, ORGANIZATION = "hf_of_the_train", "trains"
 REGULAR_BYTES = 10_000
 """Text files up to this size are stored in git instead of Git LFS."""
+COMMITS_PER_PAGE = 3
 
 
 @dataclass
@@ -69,12 +70,8 @@ class Hub:
         """(method, path, status) of every request."""
         self.sent_bytes = 0
         """Total size of all uploads of large files."""
-        self.part_bytes: int | None = None
-        """Size of a part of a multi-part upload; None: files are uploaded whole."""
-        self.commits_per_page = 3
         self.before_request: Callable[[str, str], None] = lambda method, path: None
         """Called with method and path before each request, in the thread of the request."""
-        self.parts: dict[tuple[str, int], bytes] = {}
         self.url = ""
 
     def fail_requests(
@@ -84,7 +81,7 @@ class Hub:
         self.failures.append(Failure(method, f"^(?:{path})", status, times, build_header_names(headers), body))
 
     def count_uploads(self) -> int:
-        """Return the number of uploaded large files, or parts of them."""
+        """Return the number of uploaded large files."""
         return sum(method == "PUT" and status == 200 for method, _, status in self.requests)
 
 
@@ -123,7 +120,7 @@ class HubHandler(Handler):
 
     def route(self, path: str, query: dict[str, list[str]], body: bytes) -> None:
         if path.startswith("/storage/"):
-            self.upload_object(path, query, body)
+            self.upload_object(path, body)
         if match := re.fullmatch(r"/datasets/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path):
             self.download_file(self.get_repository(f"datasets/{match[1]}"), match[2], match[3])
         if match := re.fullmatch(r"/api/datasets/([^/]+/[^/]+)/revision/([^/]+)", path):
@@ -180,7 +177,7 @@ class HubHandler(Handler):
         raise Response(200, content, X_Repo_Commit=commit.id, ETag=f'"{git_id(content)}"')
 
     def list_commits(self, repository: Repository, revision: str, query: dict[str, list[str]], body: bytes) -> None:
-        page, size = int(query.get("p", ["0"])[0]), self.hub.commits_per_page
+        page, size = int(query.get("p", ["0"])[0]), COMMITS_PER_PAGE
         rows = list(reversed(repository.commits))
         commits = [
             {"id": c.id, "title": c.title, "message": c.message, "authors": [], "date": "2026-11-21T08:00:00.000Z"}
@@ -213,32 +210,15 @@ class HubHandler(Handler):
         for lfs_object in payload["objects"]:
             entry: dict[str, Any] = {"oid": lfs_object["oid"], "size": lfs_object["size"]}
             if lfs_object["oid"] not in repository.objects:
-                entry["actions"] = {"upload": self.build_upload_action(name, lfs_object)}
+                url = f"{self.hub.url}/storage/{name}/{lfs_object['oid']}"
+                entry["actions"] = {"upload": {"href": url, "header": {}}}
             objects.append(entry)
         raise Response(200, {"transfer": "basic", "objects": objects})
 
-    def build_upload_action(self, name: str, lfs_object: dict[str, Any]) -> dict[str, Any]:
-        url = f"{self.hub.url}/storage/{name}/{lfs_object['oid']}"
-        size = self.hub.part_bytes
-        if size is None or lfs_object["size"] <= size:
-            return {"href": url, "header": {}}
-        count = -(-lfs_object["size"] // size)
-        part_urls = {f"{number:05d}": f"{url}?part={number}" for number in range(1, count + 1)}
-        return {"href": f"{url}?complete=1", "header": {"chunk_size": str(size), **part_urls}}
-
-    def upload_object(self, path: str, query: dict[str, list[str]], body: bytes) -> None:
-        """Store an object, or a part of one, at a URL of `build_upload_action`; such URLs need no token."""
+    def upload_object(self, path: str, body: bytes) -> None:
+        """Store an object at a URL of `check_lfs_objects`; such URLs need no token."""
         name, _, oid = path.removeprefix("/storage/").rpartition("/")
-        if "part" in query:
-            number = int(query["part"][0])
-            self.hub.parts[oid, number] = body
-            self.hub.sent_bytes += len(body)
-            raise Response(200, None, ETag=f'"{number}"')
-        if "complete" in query:
-            part_numbers = sorted(part["partNumber"] for part in json.loads(body)["parts"])
-            body = b"".join(self.hub.parts[oid, number] for number in part_numbers)
-        else:
-            self.hub.sent_bytes += len(body)
+        self.hub.sent_bytes += len(body)
         if hashlib.sha256(body).hexdigest() != oid:
             raise Response(422, {"error": "The object's hash is another"})
         self.get_repository(name).objects[oid] = body

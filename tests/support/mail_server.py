@@ -52,7 +52,7 @@ class MailHandler(socketserver.StreamRequestHandler):
                 self.send_reply("250 OK")
             elif word.startswith("RCPT TO:"):
                 receivers.append(line[8:].strip(" <>"))
-                self.send_reply("550 no such mailbox" if self.server.rejects_recipients else "250 OK")
+                self.send_reply("250 OK")
             elif word == "DATA":
                 self.send_reply("354 start mail input")
                 self.server.emails.append(Email(sender, receivers, message_from_bytes(self.read_data())))
@@ -80,7 +80,6 @@ class MailServer(socketserver.ThreadingTCPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), MailHandler)
         self.emails: list[Email] = []
-        self.rejects_recipients = False
 
     @property
     def url(self) -> str:
@@ -110,7 +109,6 @@ class ChatServer:
     url: str = ""
     posts: list[ReceivedPost] = field(default_factory=list)
     status: int = 200
-    location: str = ""
 
 
 @contextmanager
@@ -133,7 +131,7 @@ def run_chat_server() -> Iterator[ChatServer]:
     class ChatHandler(Handler):
         def do_POST(self) -> None:
             chat_server.posts.append(ReceivedPost(self.path, dict(self.headers), self.read_body()))
-            self.send(chat_server.status, b"ok", {"Location": chat_server.location} if chat_server.location else {})
+            self.send(chat_server.status, b"ok")
 
     with run_server(ChatHandler) as chat_server.url:
         yield chat_server

@@ -2,17 +2,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
 from typing import Any
 
 import pytest
-from django.contrib.admin import ModelAdmin
 from django.contrib.auth.models import User
 from django.core.exceptions import ValidationError
 from django.db import IntegrityError
 from django.db.models import Model
-from django.forms import ModelForm
-from django.http import HttpRequest
 from django.test import Client
 
 from leaderboard import outbox
@@ -144,32 +140,6 @@ def test_javascript_url_is_refused_and_not_linked(
     pages = [f"/admin/leaderboard/entry/{entry.pk}/change/", f"/entries/{entry.pk}/", "/admin/leaderboard/entry/"]
     for page in pages:
         assert 'href="javascript:' not in maintainer_client.get(page, follow=True).content.decode(), page
-
-
-@pytest.fixture
-def change_rows_before_save(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Return a function that changes all rows of a model after the admin has loaded one and before it saves that."""
-
-    def prepare(model: type[Model], **fields: Any) -> None:
-        def save_form(self: ModelAdmin[Any], request: HttpRequest, form: ModelForm[Any], change: bool) -> Any:
-            model._default_manager.update(**fields)
-            return form.save(commit=False)
-
-        monkeypatch.setattr(ModelAdmin, "save_form", save_form)
-
-    return prepare
-
-
-def test_entry_form_saved_during_rejection_keeps_rejection(
-    maintainer_client: Client, proposed_entry: Entry, change_rows_before_save: Callable[..., None]
-) -> None:
-    change_rows_before_save(Entry, state="rejected", reason="Too slow.")
-    address = f"/admin/leaderboard/entry/{proposed_entry.pk}/change/"
-    form_data = {"title": "A better title", "impact": "5", "hypothesis": ""}
-    assert maintainer_client.post(address, form_data).status_code == 302
-    proposed_entry.refresh_from_db()
-    assert (proposed_entry.state, proposed_entry.reason) == ("rejected", "Too slow.")
-    assert (proposed_entry.title, proposed_entry.impact) == ("A better title", 5)
 
 
 def test_retry_action_requeues_failed_outbox_message(maintainer_client: Client) -> None:

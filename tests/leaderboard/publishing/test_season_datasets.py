@@ -23,12 +23,9 @@ NAME = "Season 1"
 
 
 @pytest.fixture
-def season(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Season:
+def season(prepared_corpus: str) -> Season:
     """A prepared season whose text is that of a corpus that may be published."""
-    monkeypatch.setenv("DAILYTRAIN_CACHE", str(tmp_path / "cache"))
-    for number in range(12):
-        (tmp_path / f"{number}.txt").write_text(f"Platform {number} is closed on day {number}. " * 30)
-    season = Season.objects.create(name=NAME, active=False, corpus=f"files:{tmp_path}/*.txt", tokenizer="bpe:300")
+    season = Season.objects.create(name=NAME, active=False, corpus=prepared_corpus, tokenizer="bpe:300")
     first_season.prepare_season(season, show_progress=False)
     Season.objects.filter(pk=season.pk).update(corpus="fineweb-edu:sample-10BT")
     season.refresh_from_db()

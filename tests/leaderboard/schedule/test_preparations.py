@@ -31,11 +31,8 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def season(tmp_path: Path, cache: Path) -> Season:
-    for number in range(12):
-        (tmp_path / f"{number}.txt").write_text(f"Platform {number} is closed on day {number}. " * 30)
-    corpus = f"files:{tmp_path}/*.txt"
-    return Season.objects.create(name="Season 1", active=False, corpus=corpus, tokenizer="bpe:300")
+def season(small_corpus: str, cache: Path) -> Season:
+    return Season.objects.create(name="Season 1", active=False, corpus=small_corpus, tokenizer="bpe:300")
 
 
 def request_preparation(season: Season) -> OutboxMessage:

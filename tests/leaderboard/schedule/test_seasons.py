@@ -36,7 +36,7 @@ def architectures_on_main(main_repository: Repository, site: Any) -> None:
 
 
 @pytest.fixture
-def small_corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def own_corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Configure a first season of a few sentences, with its own cache."""
     for i in range(12):
         (tmp_path / f"{i}.txt").write_text(f"The train number {i} leaves at {i} o'clock, whatever the weather. " * 20)
@@ -95,7 +95,7 @@ def test_bootstrap_site_with_superuser_creates_administrator(architectures_on_ma
     assert "exists already" in run_command("bootstrap_site", superuser="mara")
 
 
-def test_prepare_season_pins_dataset_and_queues_waiting_runs(architectures_on_main: None, small_corpus: Path) -> None:
+def test_prepare_season_pins_dataset_and_queues_waiting_runs(architectures_on_main: None, own_corpus: Path) -> None:
     run_command("bootstrap_site")
     assert not Job.objects.exists()
     run_command("prepare_season", verbosity=0)
@@ -111,12 +111,12 @@ def test_prepare_season_pins_dataset_and_queues_waiting_runs(architectures_on_ma
     assert Job.objects.count() == 8
 
     season.files.all().delete()
-    (small_corpus / "another.txt").write_text("A text that was not there before. " * 20)
+    (own_corpus / "another.txt").write_text("A text that was not there before. " * 20)
     with pytest.raises(CommandError, match=f"is pinned to {season.dataset_hash[:12]}"):
         run_command("prepare_season", verbosity=0)
 
 
-def test_prepared_files_are_stored_once_with_splits_per_job(architectures_on_main: None, small_corpus: Path) -> None:
+def test_prepared_files_are_stored_once_with_splits_per_job(architectures_on_main: None, own_corpus: Path) -> None:
     run_command("bootstrap_site")
     run_command("prepare_season", verbosity=0)
     season = Season.objects.get()
@@ -131,17 +131,9 @@ def test_prepared_files_are_stored_once_with_splits_per_job(architectures_on_mai
     season.files.filter(path="manifest.json").delete()
     assert season.dataset("test").files is None, "a part of the dataset is stored"
     run_command("prepare_season", verbosity=0)
-    (small_corpus / "another.txt").write_text("Stored files do not change with the corpus. " * 20)
+    (own_corpus / "another.txt").write_text("Stored files do not change with the corpus. " * 20)
     run_command("prepare_season", verbosity=0)
     assert season.dataset("test").files == tuple(scoring.values())
-
-
-@pytest.fixture
-def corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    for number in range(12):
-        (tmp_path / f"{number}.txt").write_text(f"Platform {number} is closed on day {number}. " * 30)
-    monkeypatch.setenv("DAILYTRAIN_CACHE", str(tmp_path / "cache"))
-    return f"files:{tmp_path}/*.txt"
 
 
 def create_season(name: str, *arguments: str) -> str:
@@ -158,7 +150,7 @@ def submit_main(main: Repository, track: Track) -> Entry:
 
 
 def test_next_season_continues_tracks_and_starts_ladder_of_newest_main(
-    track: Track, main_repository: Repository, corpus: str, node: Node
+    track: Track, main_repository: Repository, prepared_corpus: str, node: Node
 ) -> None:
     first = track.season
     first.baseline, first.caps = submit_main(main_repository, track), {"parameters": 5e6}
@@ -173,7 +165,7 @@ def test_next_season_continues_tracks_and_starts_ladder_of_newest_main(
     main_repository.commit("Not trained yet", {"trainer/models/gpt.py": "x = 2\n"})
     submit_main(main_repository, track)
     first_season_runs = set(Run.objects.values_list("pk", "season"))
-    arguments = ["--corpus", corpus, "--tokenizer", "bpe:300", "--tokens", "1M"]
+    arguments = ["--corpus", prepared_corpus, "--tokenizer", "bpe:300", "--tokens", "1M"]
     assert "1 tracks continue in it; 2 runs" in create_season("Season 1", *arguments)
     track.refresh_from_db()
     second = track.season
@@ -185,11 +177,11 @@ def test_next_season_continues_tracks_and_starts_ladder_of_newest_main(
     assert list(Run.objects.filter(season=second).values_list("entry", "purpose")) == [(newest.pk, "ladder")] * 2
     assert "0 tracks continue" in create_season("Season 1", *arguments)
     with pytest.raises(CommandError, match="There is another season 'Season 1'"):
-        create_season("Season 1", "--corpus", corpus, "--tokenizer", "bpe:400")
+        create_season("Season 1", "--corpus", prepared_corpus, "--tokenizer", "bpe:400")
 
 
-def test_season_that_ended_is_refused_and_tracks_stay(track: Track, corpus: str) -> None:
-    arguments = ["--corpus", corpus, "--tokenizer", "bpe:300"]
+def test_season_that_ended_is_refused_and_tracks_stay(track: Track, prepared_corpus: str) -> None:
+    arguments = ["--corpus", prepared_corpus, "--tokenizer", "bpe:300"]
     create_season("Season 1", *arguments)
     create_season("Season 2", *arguments)
     Season.objects.filter(name="Season 2").update(started_at=datetime(2127, 2, 3, tzinfo=UTC))
@@ -199,8 +191,8 @@ def test_season_that_ended_is_refused_and_tracks_stay(track: Track, corpus: str)
     assert track.season.name == "Season 2"
 
 
-def test_begun_season_keeps_what_was_saved_while_it_was_prepared(track: Track, corpus: str) -> None:
-    season = next_season.create_season("Season 1", corpus, "bpe:300", None)
+def test_begun_season_keeps_what_was_saved_while_it_was_prepared(track: Track, prepared_corpus: str) -> None:
+    season = next_season.create_season("Season 1", prepared_corpus, "bpe:300", None)
     Season.objects.filter(pk=season.pk).update(name="Winter", caps={"parameters": 5e6})  # in the admin
     next_season.begin_season(season)
     season.refresh_from_db()
@@ -224,10 +216,12 @@ def test_season_with_unknown_corpus_or_tokenizer_is_refused(arguments: list[str]
     assert not Season.objects.exists()
 
 
-def test_season_added_in_admin_begins_by_its_name(track: Track, corpus: str, client: Client, maintainer: User) -> None:
+def test_season_added_in_admin_begins_by_its_name(
+    track: Track, prepared_corpus: str, client: Client, maintainer: User
+) -> None:
     client.force_login(maintainer)
     values = {"name": "Season 1", "started_at_0": "2026-11-01", "started_at_1": "00:00", "caps": "{}", "active": "on"}
-    values |= {"test_tokens": 1000, "corpus": corpus, "tokenizer": "bpe:300"}
+    values |= {"test_tokens": 1000, "corpus": prepared_corpus, "tokenizer": "bpe:300"}
     page = client.post("/admin/leaderboard/season/add/", values, follow=True).content.decode()
     assert "Season 1 is saved. Prepare it to begin it." in page
     assert "Prepare and begin" in page
@@ -239,13 +233,13 @@ def test_season_added_in_admin_begins_by_its_name(track: Track, corpus: str, cli
         create_season("Season 2")
 
 
-def test_next_season_skips_invalid_tracks_and_those_with_other_tokenizer(track: Track, corpus: str) -> None:
+def test_next_season_skips_invalid_tracks_and_those_with_other_tokenizer(track: Track, prepared_corpus: str) -> None:
     start = scene.create_run(scene.create_entry(track, "Earlier"), state=Run.State.FINISHED)
     Track.objects.filter(pk=track.pk).update(start_run=start)
     fields = {"season": track.season, "budget": track.budget, "expected_seconds": 10}
     other_track = Track.objects.create(slug="other", name="Other", **fields)
     invalid = Track.objects.create(slug="odd", name="Odd", **{**fields, "budget": "forever"})
-    fields = {"corpus": corpus, "tokenizer": "bpe:300", "limit_bytes": None, "caps": {"parameters": 1e6}}
+    fields = {"corpus": prepared_corpus, "tokenizer": "bpe:300", "limit_bytes": None, "caps": {"parameters": 1e6}}
     Season.objects.create(name="Season 2", active=False, **fields)
     printed = create_season("Season 2")
     assert "1 tracks continue in it" in printed

@@ -118,7 +118,7 @@ def test_fetch_connects_to_the_address_that_was_checked(site: Any, monkeypatch: 
         connection, _ = server.accept()
         with connection:
             hello = connection.recv(4096)
-        thread.join()
+    thread.join()  # not before the server is closed, to which git connects again
     assert b"repositories.invalid" in hello  # TLS still checks the certificate of the name
 
 

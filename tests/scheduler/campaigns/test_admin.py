@@ -16,23 +16,6 @@ def run_campaign_action(client: Client, model: str, action: str, pk: int) -> str
     return client.post(f"/admin/campaigns/{model}/", data, follow=True).content.decode()
 
 
-def test_campaign_form_with_unknown_style_shows_error(admin_client: Client) -> None:
-    page = admin_client.get("/admin/campaigns/campaign/add/")
-    fields = {name: field for name, field in page.context["adminform"].form.initial.items() if field is not None}
-    form = page.context["adminform"].form
-    for name, field in form.fields.items():
-        value = field.initial() if callable(field.initial) else field.initial
-        if value is not None and not isinstance(value, bool):
-            fields.setdefault(name, value)
-    fields |= {"name": "Words", "slug": "words", "dataset": "*.jsonl", "quality_buckets": "[]"}
-    response = admin_client.post("/admin/campaigns/campaign/add/", {**fields, "styles": '["loud"]'})
-    assert "loud" in response.content.decode()
-    assert not Campaign.objects.exists()
-    response = admin_client.post("/admin/campaigns/campaign/add/", {**fields, "styles": '["easy"]'})
-    assert response.status_code == 302, response.context["adminform"].form.errors
-    assert Campaign.objects.get().state == "draft"
-
-
 def test_draft_campaign_is_deleted_by_maintainers_and_not_coordinators(client: Client, campaign: Campaign) -> None:
     Packet.objects.all().delete()
     Campaign.objects.update(started_at=None, state="draft")

@@ -177,5 +177,4 @@ def test_packet_invariants_hold_after_every_step(
         for step, number in history:
             world.run_step(step, number)
             world.check()
-        world.finish()
         transaction.set_rollback(True)

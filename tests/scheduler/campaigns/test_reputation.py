@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
+from django.utils import timezone
 
 from scheduler import job_groups, matching, node_slots
 from scheduler.campaigns import reputation, sessions, submission, transitions, withdrawal
@@ -237,6 +238,17 @@ def test_anonymous_machine_gets_packets_only(campaign: Campaign, client: Any) ->
     assert agent.request_action().lease is None, "no session is queued, and it gets no train job"
     sessions.queue_sessions()
     assert agent.claim_job().spec.order.kind == "rephrase"
+
+
+def test_volunteer_is_listed_only_after_its_first_poll_and_never_by_its_host(client: Any, db: None) -> None:
+    for _ in range(2):
+        register_volunteer(client, HARDWARE.hostname)
+    assert set(Node.objects.values_list("name", flat=True)) == {"volunteer", "volunteer-2"}
+    register_volunteer(client, "look-at-me.example")
+    for page in ("/nodes/", "/nodes/live.json", "/api/v1/nodes?format=csv", "/api/v1/nodes", "/sponsors/"):
+        assert "look-at-me" not in client.get(page).content.decode(), page
+    Node.objects.update(last_seen=timezone.now(), state=Node.State.ONLINE)
+    assert "look-at-me" in client.get("/api/v1/nodes").content.decode()
 
 
 @pytest.mark.usefixtures("rate_limit_clock")

@@ -15,22 +15,18 @@ from urllib.parse import urlsplit
 import pytest
 from django.core.files.base import File
 from django.core.files.storage import default_storage
-from django.http import HttpResponse
-from pytest_django import Settings
 
-from scheduler import resumable_uploads, retention, storage
+from scheduler import resumable_uploads, storage
 from scheduler.models import Blob
 from scheduler.node_api.downloads import BlobResponse
 from tests.support.pool import (
     ROOT,
     Agent,
     ClaimedJob,
-    build_bearer_header,
     build_file_reference,
     create_job,
     create_node,
     find_blob,
-    read_error_detail,
 )
 from tests.support.waits import WAIT_SECONDS
 from trainer.node import client as agent_client
@@ -188,91 +184,3 @@ def test_download_whose_client_hangs_up_is_read_no_further(
     assert closed.wait(WAIT_SECONDS)
     opened[0].close()
     assert positions[0] < size
-
-
-# --- single pieces ---------------------------------------------------------------------------------------------------
-
-
-def put_piece(
-    claimed_job: ClaimedJob, first: int, data: bytes, total: int = len(CONTENT), header: str = "", path: str = ""
-) -> HttpResponse:
-    return claimed_job.agent.client.put(
-        ROOT + (path or get_path(claimed_job)),
-        data,
-        content_type="application/octet-stream",
-        headers={
-            **build_bearer_header(claimed_job.lease.token),
-            "Content-Range": header or f"bytes {first}-{first + len(data) - 1}/{total}",
-        },
-    )
-
-
-def get_upload_offset(claimed_job: ClaimedJob) -> int:
-    headers = build_bearer_header(claimed_job.lease.token)
-    response = claimed_job.agent.client.head(ROOT + get_path(claimed_job), headers=headers)
-    assert response.status_code == 200
-    return int(response["Upload-Offset"])
-
-
-def test_pieces_continue_at_the_reported_offset_only(claimed_job: ClaimedJob) -> None:
-    assert get_upload_offset(claimed_job) == 0
-    assert put_piece(claimed_job, 0, CONTENT[:1000]).json() == {"received": 1000}
-    assert get_upload_offset(claimed_job) == 1000
-    response = put_piece(claimed_job, 1001, CONTENT[1001:])
-    assert response.status_code == 416
-    assert read_error_detail(response) == "The file has 1,000 bytes so far, and this piece starts at 1,001."
-    assert put_piece(claimed_job, 1000, CONTENT[1000:]).json() == {"received": len(CONTENT)}
-    assert get_upload_offset(claimed_job) == len(CONTENT)
-    repeated = put_piece(claimed_job, 5, CONTENT[5:10])
-    assert repeated.json() == {"received": len(CONTENT)}, "a repeated piece changes nothing"
-    assert is_complete()
-    header = {**build_bearer_header(claimed_job.lease.token), "Range": f"bytes={len(RELEASE)}-"}
-    response = claimed_job.agent.client.get(ROOT + get_path(claimed_job, RELEASE), headers=header)
-    assert response.status_code == 416
-    assert "Request the whole file." in read_error_detail(response)
-
-
-def test_complete_partial_file_is_verified_after_restart(claimed_job: ClaimedJob) -> None:
-    put_piece(claimed_job, 0, CONTENT[:-1])
-    (path,) = list_partial_files()
-    with path.open("ab") as file:
-        file.write(CONTENT[-1:])
-    assert get_upload_offset(claimed_job) == len(CONTENT) - 1
-    assert put_piece(claimed_job, len(CONTENT) - 1, CONTENT[-1:]).json() == {"received": len(CONTENT)}
-    assert is_complete()
-
-
-def test_pieces_of_another_file_are_rejected_and_deleted(claimed_job: ClaimedJob) -> None:
-    put_piece(claimed_job, 0, b"x" * 1000)
-    response = put_piece(claimed_job, 1000, CONTENT[1000:])
-    assert response.status_code == 422
-    assert "Nothing was stored" in read_error_detail(response)
-    assert list_partial_files() == []
-    assert find_blob(CONTENT) is None
-
-
-@pytest.mark.parametrize(
-    "header", ["bytes 0-9/5", "bytes 0-3/100", "bytes 5-4/100", "bytes */100", "lines 0-4/100", "bytes 0-4/" + "9" * 40]
-)
-def test_invalid_content_range_is_rejected(claimed_job: ClaimedJob, header: str) -> None:
-    assert put_piece(claimed_job, 0, b"hello", header=header).status_code == 422
-    assert list_partial_files() == []
-
-
-def test_too_large_upload_is_rejected_at_first_piece(claimed_job: ClaimedJob, settings: Settings) -> None:
-    settings.BLOB_MAX_BYTES = len(CONTENT) - 1
-    assert put_piece(claimed_job, 0, CONTENT[:10]).status_code == 413
-    settings.BLOB_MAX_BYTES = settings.LEASE_MAX_BYTES = len(CONTENT)
-    assert put_piece(claimed_job, 0, CONTENT[:1000]).status_code == 200
-    response = put_piece(claimed_job, 0, b"x" * 10, path=get_path(claimed_job, b"x" * 2000))
-    assert response.status_code == 413, "partial uploads count for the lease limit"
-
-
-def test_partial_upload_is_deleted_after_lease_ends(claimed_job: ClaimedJob) -> None:
-    put_piece(claimed_job, 0, CONTENT[:1000])
-    retention.delete_expired()
-    assert get_upload_offset(claimed_job) == 1000, "partial uploads of an active lease stay"
-    claimed_job.finish("released")
-    assert put_piece(claimed_job, 1000, CONTENT[1000:]).status_code == 409
-    retention.delete_expired()
-    assert list_partial_files() == []
