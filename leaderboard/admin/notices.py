@@ -1,4 +1,4 @@
-"""Admin pages of bounties, subscriptions and monthly runs. Subscribers' addresses are not shown."""
+"""Admin pages of bounties and subscriptions. Subscribers' addresses are not shown."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from django.contrib import admin
 from django.db import models
 from django.http import HttpRequest
 
-from leaderboard.admin.base import NoAddAdmin, NoAddOrDeleteAdmin
-from leaderboard.models import Bounty, Month, Subscription
+from leaderboard.admin.base import NoAddAdmin
+from leaderboard.models import Bounty, Subscription
 from leaderboard.rankings import bounties
 from scheduler.admin.base import ChangedFieldsAdmin, build_row_action
 
@@ -39,10 +39,3 @@ class SubscriptionAdmin(NoAddAdmin):
     list_select_related = ("user",)
     list_filter = ("kind",)
     fields = readonly_fields = (*list_display[:3], "created_at", *list_display[3:])
-
-
-@admin.register(Month)
-class MonthAdmin(NoAddOrDeleteAdmin):
-    list_display = ("date", "track", "sentence")
-    list_select_related = ("track",)
-    fields = readonly_fields = ("date", "track", "runs", "sentence", "created_at")
