@@ -73,10 +73,8 @@ class DailyTrainAdminSite(AdminSite):
         return TemplateResponse(request, "admin/monitoring.html", context)
 
     def index(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> TemplateResponse:
-        is_maintainer = permissions.is_maintainer(request.user)
-        context = collect_overview(timezone.now()) if is_maintainer else {}
-        context |= {"waiting_entries": Entry.objects.proposed().count(), "can_see_monitoring": is_maintainer}
-        return super().index(request, context)
+        overview = collect_overview(timezone.now()) if permissions.is_maintainer(request.user) else {}
+        return super().index(request, overview | {"waiting_entries": Entry.objects.proposed().count()})
 
     def get_app_list(self, request: HttpRequest, app_label: str | None = None) -> list[Any]:
         apps = super().get_app_list(request, app_label)

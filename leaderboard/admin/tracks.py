@@ -15,7 +15,7 @@ from django.template.response import TemplateResponse
 from django.urls import URLPattern, path
 from django.utils import timezone
 
-from leaderboard import formatting, runs
+from leaderboard import runs
 from leaderboard.actions import perform_run_action
 from leaderboard.admin.base import NoAddAdmin, act_on_each, get_user, list_field_names
 from leaderboard.initial_weights import get_checkpoint_at, list_steps
@@ -156,7 +156,7 @@ class TrackAdmin(ChangedFieldsAdmin):
 
 @admin.register(Run)
 class RunAdmin(ReadOnlyWithActions):
-    list_display = ("__str__", "state", "reason", "purpose", "score", "created_at")
+    list_display = ("__str__", "state", "reason", "purpose", "created_at")
     exclude = ("config", "checks", "suite_seconds")  # the run's page shows them
     list_filter = ("state", "purpose", "track", "cause")
     search_fields = ("entry__title", "entry__sha", "entry__author")
@@ -172,10 +172,6 @@ class RunAdmin(ReadOnlyWithActions):
         "replay",
         "settle",
     )
-
-    @admin.display(description="bits per byte", ordering="bits_per_byte")
-    def score(self, run: Run) -> str:
-        return formatting.MISSING if run.bits_per_byte is None else f"{run.bits_per_byte:.4f}"
 
     @admin.action(description="Cancel", permissions=["change"])
     def cancel_runs(self, request: HttpRequest, queryset: QuerySet[Run]) -> None:
