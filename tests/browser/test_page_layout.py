@@ -11,6 +11,8 @@ from django.contrib.auth.models import User
 from django.urls import resolve
 from playwright.sync_api import Page
 
+from leaderboard.models import Track
+from scheduler.models import Event
 from tests.browser.test_pages import create_garage
 from tests.support import scene
 from tests.support.page_list import addresses
@@ -69,6 +71,8 @@ def test_pages_that_links_lead_to_have_no_layout_faults(
     elif role == "sponsor":
         pages = crawl(open_as(ada, "/about/"), own, site)
     else:
+        entry = scene.create_entry(Track.objects.get(), "Wider keys", "wide", state="proposed", repository="/nowhere")
+        Event.record("mara", entry, "A sentence without_any_place_to_break_it_" + "x" * 80)
         pages = crawl(open_as(User.objects.create_superuser("mara"), "/about/"), ["/admin/"], site)
     faults = dict(pages)
 
