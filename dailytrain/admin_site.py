@@ -19,9 +19,11 @@ from dailytrain import two_factor
 from leaderboard import permissions
 from leaderboard.models import Entry
 from leaderboard.monitoring.alerts import list_measurements
-from scheduler.models import Event, Node
+from leaderboard.monitoring.overview import collect_overview
+from scheduler.models import Event
 
 View = TypeVar("View", bound=Callable[..., Any])
+HIDDEN_MODELS = ("Clocked", "EmailAddress", "Group", "Interval", "Social", "Solar")  # beginnings of their names
 ACTIONS = {ADDITION: "Added", CHANGE: "Changed", DELETION: "Deleted"}
 
 
@@ -67,17 +69,18 @@ class DailyTrainAdminSite(AdminSite):
             "title": "Monitoring",
             "measurements": measurements,
             "alerting": sum(row.is_alerting for row in measurements),
-            "failing": Node.objects.filter(state=Node.State.FAILING).select_related("owner"),
         }
         return TemplateResponse(request, "admin/monitoring.html", context)
 
     def index(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> TemplateResponse:
-        context = {
-            "waiting_entries": Entry.objects.proposed().count(),
-            "can_see_monitoring": permissions.is_maintainer(request.user),
-            **(extra_context or {}),
-        }
-        return super().index(request, context)
+        overview = collect_overview(timezone.now()) if permissions.is_maintainer(request.user) else {}
+        return super().index(request, overview | {"waiting_entries": Entry.objects.proposed().count()})
+
+    def get_app_list(self, request: HttpRequest, app_label: str | None = None) -> list[Any]:
+        apps = super().get_app_list(request, app_label)
+        for app in apps:
+            app["models"] = [model for model in app["models"] if not model["object_name"].startswith(HIDDEN_MODELS)]
+        return [app for app in apps if app["models"]]
 
 
 def log_admin_change(instance: LogEntry, created: bool, **kwargs: Any) -> None:

@@ -14,6 +14,7 @@ from django.conf import settings
 from django.core.checks import CheckMessage, Warning
 from django.core.exceptions import ValidationError
 from django.http import Http404, HttpRequest, HttpResponseBase
+from django.urls import reverse
 
 View = Callable[..., HttpResponseBase]
 MAX_NAME = 80
@@ -31,6 +32,9 @@ class AccountAdapter(DefaultAccountAdapter):  # type: ignore[misc]
         if len(username) > MAX_NAME:
             raise ValidationError(f"The name has more than {MAX_NAME} characters.")
         return str(super().clean_username(username, shallow=shallow))
+
+    def get_login_redirect_url(self, request: HttpRequest) -> str:
+        return reverse("admin:index") if request.user.is_staff else str(super().get_login_redirect_url(request))
 
     def add_message(self, *args: Any, **kwargs: Any) -> None:
         """Add no message: the page header shows who is signed in."""

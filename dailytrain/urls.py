@@ -56,6 +56,7 @@ urlpatterns = [
     path("healthz", healthz, name="healthz"),
     path("readyz", readyz, name="readyz"),
     path("docs/", documentation, name="docs"),
+    path("docs/<path:page>", documentation),
     path("privacy/", personal_data.privacy, name="privacy"),
     path("robots.txt", robots, name="robots"),
     path("sitemap.xml", sitemaps.index, {"sitemaps": SITEMAPS}, name="sitemaps"),

@@ -44,8 +44,9 @@ def robots(request: HttpRequest) -> HttpResponse:
     return render(request, "robots.txt", context, content_type="text/plain")
 
 
-def documentation(request: HttpRequest) -> HttpResponse:
+def documentation(request: HttpRequest, page: str = "") -> HttpResponse:
     """Redirect to the repository, or to the page about the site. WhiteNoise answers first if `make docs` has run."""
     if not web_address(settings.MAIN_REPOSITORY):
         return HttpResponseRedirect(reverse("about"))
-    return HttpResponseRedirect(f"{settings.MAIN_REPOSITORY.removesuffix('.git')}/tree/{settings.MAIN_BRANCH}/docs")
+    file = f"docs/{page.strip('/')}.md" if page else "docs"
+    return HttpResponseRedirect(f"{settings.MAIN_REPOSITORY.removesuffix('.git')}/tree/{settings.MAIN_BRANCH}/{file}")

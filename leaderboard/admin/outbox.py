@@ -1,4 +1,4 @@
-"""Admin pages of the outbox, with an action to process messages again, and of GitHub's installations."""
+"""Admin pages of the outbox, with an action to process messages again, and of GitHub's repositories."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from django.http import HttpRequest
 from leaderboard import outbox
 from leaderboard.admin.base import get_user
 from leaderboard.integrations.github import deliveries
-from leaderboard.models import GitHubRepository, Installation, OutboxMessage
+from leaderboard.models import GitHubRepository, OutboxMessage
 from leaderboard.notifications import delivery
 from scheduler.admin.base import ReadOnlyAdmin
 from scheduler.models import Event
@@ -31,11 +31,6 @@ class OutboxMessageAdmin(ReadOnlyAdmin):
             outbox.enqueue(message.kind, message.key, message.payload)
             Event.record(get_user(request).get_username(), message, f"Queued {message.key} again.")
         messages.info(request, f"Queued again: {len(chosen)}.")
-
-
-@admin.register(Installation)
-class InstallationAdmin(ReadOnlyAdmin):
-    list_display = ("account", "number", "suspended", "created_at")
 
 
 @admin.register(GitHubRepository)

@@ -17,14 +17,14 @@ from django.utils import timezone
 
 from leaderboard import runs
 from leaderboard.actions import perform_run_action
-from leaderboard.admin.base import NoAddAdmin, NoAddOrDeleteAdmin, act_on_each, get_user, list_field_names
+from leaderboard.admin.base import NoAddAdmin, act_on_each, get_user, list_field_names
 from leaderboard.initial_weights import get_checkpoint_at, list_steps
 from leaderboard.job_handlers import replays
 from leaderboard.models import ApiToken, Entry, Night, Replay, Run, Track, TrackHours
 from leaderboard.rankings import confirmations, trust
 from leaderboard.schedule.night_checks import check_next_night
 from scheduler import transitions
-from scheduler.admin.base import ChangedFieldsAdmin, apply_to_rows, build_row_action
+from scheduler.admin.base import ChangedFieldsAdmin, ReadOnlyWithActions, apply_to_rows, build_row_action
 from scheduler.models import Checkpoint
 from trainer.accounting.training_size import GB
 
@@ -155,8 +155,9 @@ class TrackAdmin(ChangedFieldsAdmin):
 
 
 @admin.register(Run)
-class RunAdmin(NoAddOrDeleteAdmin):
-    list_display = ("pk", "entry", "track", "purpose", "seed", "state", "reason", "bits_per_byte", "created_at")
+class RunAdmin(ReadOnlyWithActions):
+    list_display = ("__str__", "state", "reason", "purpose", "created_at")
+    exclude = ("config", "checks", "suite_seconds")  # the run's page shows them
     list_filter = ("state", "purpose", "track", "cause")
     search_fields = ("entry__title", "entry__sha", "entry__author")
     list_select_related = ("entry", "track")
@@ -171,7 +172,6 @@ class RunAdmin(NoAddOrDeleteAdmin):
         "replay",
         "settle",
     )
-    readonly_fields = list_field_names(Run)
 
     @admin.action(description="Cancel", permissions=["change"])
     def cancel_runs(self, request: HttpRequest, queryset: QuerySet[Run]) -> None:

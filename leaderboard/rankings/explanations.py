@@ -84,7 +84,8 @@ def describe_verdict_briefly(row: Standing, table: StandingsTable) -> str:
     if not compared or estimate is None:
         return describe_verdict(row, table)
     if estimate.verdict is MultiplierVerdict.TIED:
-        return "level" if estimate.seeds_needed is None else f"level so far, {format_more_seeds(estimate.seeds_needed)}"
+        needed = "" if estimate.seeds_needed is None else f" yet, {format_more_seeds(estimate.seeds_needed)}"
+        return f"no clear difference{needed}"
     if row.is_baseline or not row.tie_count:
         return ""
     return f"tied with {row.tie_count} other{'' if row.tie_count == 1 else 's'}"

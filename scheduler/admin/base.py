@@ -8,7 +8,7 @@ from typing import Any
 from django import forms
 from django.contrib import admin, messages
 from django.db.models import QuerySet
-from django.http import HttpRequest
+from django.http import HttpRequest, HttpResponse
 
 from scheduler.transitions import StateError
 
@@ -42,6 +42,21 @@ class ReadOnlyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
 
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return False
+
+
+class ReadOnlyWithActions(ReadOnlyAdmin):
+    """Rows that change through actions only, on the list and on their pages."""
+
+    change_form_template = "admin/actions_form.html"
+
+    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return obj is None and admin.ModelAdmin.has_change_permission(self, request)
+
+    def changeform_view(
+        self, request: HttpRequest, object_id: str | None = None, form_url: str = "", extra_context: Any = None
+    ) -> HttpResponse:
+        actions = self.get_action_choices(request, default_choices=[])
+        return super().changeform_view(request, object_id, form_url, {**(extra_context or {}), "actions": actions})
 
 
 def apply_to_rows(

@@ -15,7 +15,7 @@ from django.utils.cache import add_never_cache_headers
 
 from scheduler import node_tokens, pool, transitions
 from scheduler.admin.base import ChangedFieldsAdmin, ReadOnlyAdmin, build_row_action
-from scheduler.models import Blob, Checkpoint, Job, JoinToken, Lease, Node, ResultCheck, Sponsor
+from scheduler.models import Job, JoinToken, Lease, Node, ResultCheck, Sponsor
 from scheduler.node_health import request_self_test
 
 
@@ -147,16 +147,3 @@ class ResultCheckAdmin(ReadOnlyAdmin):
     list_filter = ["valid"]
     list_select_related = ["node", "job"]
     ordering = ["-pk"]
-
-
-@admin.register(Checkpoint)
-class CheckpointAdmin(ReadOnlyAdmin):
-    list_display = ["job", "step", "created_at"]
-    list_select_related = ["job"]
-    exclude = ["blobs"]
-
-
-@admin.register(Blob)
-class BlobAdmin(ReadOnlyAdmin):
-    list_display = ["sha256", "size", "created_at"]
-    search_fields = ["sha256"]

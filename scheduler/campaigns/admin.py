@@ -9,9 +9,16 @@ from django.contrib import admin, messages
 from django.db.models import QuerySet
 from django.http import HttpRequest
 
-from scheduler.admin.base import ChangedFieldsAdmin, ReadOnlyAdmin, apply_to_rows, build_row_action, get_actor_name
+from scheduler.admin.base import (
+    ChangedFieldsAdmin,
+    ReadOnlyAdmin,
+    ReadOnlyWithActions,
+    apply_to_rows,
+    build_row_action,
+    get_actor_name,
+)
 from scheduler.campaigns import reputation, transitions, withdrawal
-from scheduler.campaigns.models import Assignment, Campaign, Contribution, Packet, Rephrasing, Shard, Volunteer
+from scheduler.campaigns.models import Campaign, Contribution, Packet, Rephrasing, Shard, Volunteer
 from scheduler.campaigns.transitions import CampaignError
 
 SOURCE_FIELDS = ("source", "dataset", "config", "split", "revision", "text_field")
@@ -102,13 +109,6 @@ class CampaignAdmin(ChangedFieldsAdmin):
     finish = build_row_action("Finish: leave out waiting packets", "Finished", transitions.finish_campaign)
 
 
-class ReadOnlyWithActions(ReadOnlyAdmin):
-    """Rows that change through actions only."""
-
-    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return obj is None and admin.ModelAdmin.has_change_permission(self, request)
-
-
 @admin.register(Volunteer)
 class VolunteerAdmin(ReadOnlyWithActions):
     list_display = ["name", "user", "node", "state", "reason", "agreements_in_a_row", "mismatches_in_a_row"]
@@ -150,15 +150,6 @@ class RephrasingAdmin(ReadOnlyAdmin):
     list_display = ["id", "campaign", "packet", "chunk", "style", "state", "reasons", "volunteer", "created_at"]
     list_filter = ["state", "style", "campaign"]
     list_select_related = ["campaign", "packet", "volunteer"]
-    show_full_result_count = False
-    ordering = ["-pk"]
-
-
-@admin.register(Assignment)
-class AssignmentAdmin(ReadOnlyAdmin):
-    list_display = ["id", "packet_id", "volunteer", "purpose", "state", "reasons", "created_at", "ended_at"]
-    list_filter = ["state", "purpose"]
-    list_select_related = ["volunteer"]
     show_full_result_count = False
     ordering = ["-pk"]
 

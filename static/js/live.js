@@ -1,6 +1,21 @@
-// Shared by all pages: the clock, and elements that update themselves.
+// Shared by all pages: times in the reader's zone, the clock, and elements that update themselves.
 
-// Times have the templates' format: 24 hours, UTC.
+const MONTHS = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"];
+
+// Write the times of a document in the reader's zone. Their titles keep UTC; days alone stay those of UTC.
+function localizeTimes(root) {
+  for (const element of root.querySelectorAll("time")) {
+    const [found, day, year] = element.textContent.match(/^(\d+ \w+( \d+)?, )?\d\d:\d\d UTC$/) ?? [];
+    const at = new Date(element.dateTime);
+    if (!found || !at.getTimezoneOffset()) continue;
+    const date = day ? `${at.getDate()} ${MONTHS[at.getMonth()]}${year ? ` ${at.getFullYear()}` : ""}, ` : "";
+    element.textContent = `${date}${at.toTimeString().slice(0, 5)}`;
+  }
+  return root;
+}
+localizeTimes(document);
+
+// The clock has the format of the templates' times: 24 hours, UTC.
 export function formatClock(date, withSeconds = false) {
   return `${date.toISOString().slice(11, withSeconds ? 19 : 16)} UTC`;
 }
@@ -74,7 +89,7 @@ function removeNode(node) {
 }
 
 export function parsePage(html) {
-  return new DOMParser().parseFromString(html, "text/html");
+  return localizeTimes(new DOMParser().parseFromString(html, "text/html"));
 }
 
 // Replace the content of the element with this id.

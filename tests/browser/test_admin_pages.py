@@ -12,7 +12,6 @@ from django.utils import timezone
 from playwright.sync_api import Page, expect
 
 from leaderboard.models import Entry, OutboxMessage, Season
-from scheduler.models import Event
 from tests.browser.conftest import PHONE, count_pixels_beside
 from tests.support import scene
 
@@ -23,28 +22,6 @@ pytestmark = [pytest.mark.processes, pytest.mark.browser, pytest.mark.django_db(
 def open_as_maintainer(open_as: Callable[..., Page]) -> Callable[..., Page]:
     """Return a function that opens a page on a phone."""
     return functools.partial(open_as, User.objects.create_superuser("mara"), viewport=PHONE)
-
-
-def test_admin_pages_on_a_phone_do_not_scroll_sideways(open_as_maintainer: Callable[..., Page]) -> None:
-    entry = scene.create_entry(
-        scene.create_track(), "Smeared keys", "smear", state=Entry.State.PROPOSED, hypothesis="Sooner. " * 40,
-        repository="/nowhere", base_sha=scene.SHA,
-    )  # fmt: skip
-    Event.record("mara", entry, "A sentence without_any_place_to_break_it_" + "x" * 80)
-    page = open_as_maintainer("/admin/")
-    page.get_by_role("link", name="1 waiting for approval").click()
-    page.get_by_role("link", name="Smeared keys").click()
-    expect(page.get_by_role("button", name=f"Approve exactly {scene.SHA[:8]}")).to_be_visible()
-    addresses = [f"/admin/leaderboard/entry/{entry.pk}/change/", "/admin/leaderboard/entry/queue/"]
-    for address in (
-        *addresses,
-        "/admin/scheduler/event/",
-        "/admin/monitoring/",
-        "/accounts/two-step/",
-        "/accounts/two-step/app/",
-    ):
-        page.goto(address)
-        assert count_pixels_beside(page) <= 0, address
 
 
 def test_season_preparation_shows_progress_and_can_be_cancelled(open_as_maintainer: Callable[..., Page]) -> None:

@@ -67,7 +67,7 @@ def test_failed_self_test_makes_node_failing_until_it_is_repeated(
     node, reply = read_node(), agent.request_action()
     assert (node.state, node.fault, node.reason) == (Node.State.FAILING, Node.Fault.SELF_TEST, reason)
     assert (reply.action, reason in reply.reason) == ("pause", True)
-    for page in ("/admin/monitoring/", f"/sponsors/nodes/{node.pk}/"):
+    for page in ("/admin/", f"/sponsors/nodes/{node.pk}/"):
         assert reason in unescape(admin_client.get(page).content.decode()), page
     assert node.last_seen is not None
     pool.mark_silent_nodes_offline(node.last_seen + 2 * pool.OFFLINE_AFTER)

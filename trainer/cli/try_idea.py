@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -88,7 +89,8 @@ def try_ideas(options: argparse.Namespace, flags: Sequence[str]) -> int:
     sys.stdout.write(
         f"\n{plot.to_text()}\n"
         f"bits per byte over training {UNITS[comparison.axis]}: o {plan.baseline.name}, x {plan.title}\n"
-        f"Picture: {picture}\n"
+        f"{describe_more_seeds(comparison, options.seeds)}"
+        f"Picture: {picture}\nRuns that a repeated command reuses: {options.home}\n"
     )
     return ExitCode.OK
 
@@ -129,6 +131,15 @@ def compare_records(plan: TrialPlan, rows: Sequence[tuple[Trial, dict[str, Any]]
     ]
     records = [record for _, record in rows if "failed" not in record]
     return compare_entries(parse_results(records), plan.baseline.name, axis, sum(full) / len(full) if full else None)
+
+
+def describe_more_seeds(comparison: TrackComparison, seeds: int) -> str:
+    """Return how wide the first idea's interval would be with more seeds and the same noise; empty if it has none."""
+    for row in comparison.entries:
+        if row.entry != comparison.baseline and row.low and row.high:
+            width = math.expm1(math.log(row.high / row.low) / 2 * math.sqrt(seeds / (2 * seeds + 1)))
+            return f"With --seeds {2 * seeds + 1} the interval of {row.entry} would be at most about +- {width:.0%}.\n"
+    return ""
 
 
 def save_results(

@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 
 SPIKE_FACTOR = 20.0  # a norm this many times the median of the last `WINDOW` is a spike; a cautious guess
 WINDOW = 100
+DIVERGED = """training diverged. A lower learning rate (recipe.matrices.learning_rate), a longer warmup \
+(recipe.schedule.warmup) or a clipped gradient (recipe.clip) may help."""
 MIN_NORMS = 20  # before a norm can be a spike
 MAX_IN_A_ROW = 10  # this many consecutive spikes end the run
 
@@ -72,8 +74,7 @@ class GradientSpikeFilter:
             times = "" if self.mode == "stop" else f", {self.in_a_row} times in a row"
             raise DivergenceError(
                 f"The gradient's norm at step {step} is {norm:.3g}, the median {self.limit / SPIKE_FACTOR:.3g}{times}: "
-                "training diverged. "
-                "A lower learning rate, a longer warmup or a clipped gradient may help."
+                f"{DIVERGED}"
             )
         return False
 
@@ -213,10 +214,7 @@ def check_finite(loss: float, norm: float, step: int, fraction: float) -> None:
     """Raise `DivergenceError` if the loss or the gradient's norm is not finite."""
     if not (math.isfinite(loss) and math.isfinite(norm)):
         name, value = ("gradient", norm) if math.isfinite(loss) else ("loss", loss)
-        raise DivergenceError(
-            f"The {name} became {value} at step {step} ({fraction:.0%} of the budget): training diverged. "
-            "A lower learning rate or a longer warmup may help."
-        )
+        raise DivergenceError(f"The {name} became {value} at step {step} ({fraction:.0%} of the budget): {DIVERGED}")
 
 
 # --- signals ----------------------------------------------------------------------------------------------------------

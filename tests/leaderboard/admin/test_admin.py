@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 from django.contrib.auth.models import User
 from django.core.exceptions import ValidationError
+from django.core.management import call_command
 from django.db import IntegrityError
 from django.db.models import Model
 from django.test import Client
+from django.utils import timezone
 
 from leaderboard import outbox
 from leaderboard.models import Entry, OutboxMessage, PullRequest, Run, Season, Track
@@ -205,3 +207,38 @@ def test_needed_seeds_action_queues_the_estimated_seeds(maintainer_client: Clien
     assert needed
     assert f"Level: {needed} more queued." in run_admin_action(maintainer_client, "run_needed_seeds", level)
     assert level.runs.filter(state="queued").count() == needed
+
+
+def test_run_page_offers_actions_and_no_save(maintainer_client: Client, run: Run) -> None:
+    address = f"/admin/leaderboard/run/{run.pk}/change/"
+    page = maintainer_client.get(address).content.decode()
+    assert 'name="_save"' not in page
+    assert f'name="_selected_action" value="{run.pk}"' in page
+    assert 'name="action" value="cancel_runs"' in page
+    assert maintainer_client.post(address, {"reason": "x"}).status_code == 403
+
+
+def test_admin_index_lists_failures_next_nights_and_used_time(
+    maintainer_client: Client, run: Run, track: Track
+) -> None:
+    assert "Mark one as nightly" in maintainer_client.get("/admin/").content.decode()
+    Run.objects.update(state="failed", reason="The node went away.", cause="infrastructure", finished_at=timezone.now())
+    Track.objects.update(nightly=True)
+    call_command("install_schedule")
+    page = maintainer_client.get("/admin/").content.decode()
+    assert "The node went away." in page
+    assert f'href="/admin/leaderboard/run/{run.pk}/change/"' in page
+    assert f'href="/admin/leaderboard/track/{track.pk}/night/"' in page
+    assert "would fail." in page
+    assert "GPU-hours in 24 hours" in page
+    assert "Solar events" not in page
+
+
+def test_signing_in_leads_maintainers_to_the_admin_and_others_to_their_nodes(
+    client: Client, maintainer_client: Client, settings: Any
+) -> None:
+    User.objects.create_user("mira", password="a-long-one")
+    User.objects.filter(username="mara").update(password=User.objects.get(username="mira").password)
+    for name, address in (("mira", "/sponsors/mine/"), ("mara", "/admin/")):
+        reply = Client().post("/accounts/login/", {"login": name, "password": "a-long-one"})
+        assert reply["Location"] == address

@@ -70,7 +70,7 @@ def test_sponsor_of_drained_or_revoked_node_is_past(client: Client) -> None:
     create_lease(create_sponsor_node(bob, "steam"), 1)
     Node.objects.filter(name="steam").update(token_hash=None)
 
-    assert "On the train now Current sponsors" in get_page_text(client, "/sponsors/")
+    assert "Sponsors now Current sponsors" in get_page_text(client, "/sponsors/")
 
 
 def test_anonymous_sponsors_are_counted_without_names(client: Client) -> None:

@@ -1,4 +1,4 @@
-"""Admin pages of bounties, subscriptions and monthly runs. Subscribers' addresses are not shown."""
+"""Admin page of bounties."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from django.contrib import admin
 from django.db import models
 from django.http import HttpRequest
 
-from leaderboard.admin.base import NoAddAdmin, NoAddOrDeleteAdmin
-from leaderboard.models import Bounty, Month, Subscription
+from leaderboard.models import Bounty
 from leaderboard.rankings import bounties
 from scheduler.admin.base import ChangedFieldsAdmin, build_row_action
 
@@ -31,18 +30,3 @@ class BountyAdmin(ChangedFieldsAdmin):
 
     withdraw = build_row_action("Withdraw, unless claimed", "Withdrawn", bounties.withdraw_bounty)
     reopen = build_row_action("Offer again", "Offered again", bounties.reopen_bounty)
-
-
-@admin.register(Subscription)
-class SubscriptionAdmin(NoAddAdmin):
-    list_display = ("user", "kind", "topics", "confirmed_at", "stopped_at", "problem", "sent_at")
-    list_select_related = ("user",)
-    list_filter = ("kind",)
-    fields = readonly_fields = (*list_display[:3], "created_at", *list_display[3:])
-
-
-@admin.register(Month)
-class MonthAdmin(NoAddOrDeleteAdmin):
-    list_display = ("date", "track", "sentence")
-    list_select_related = ("track",)
-    fields = readonly_fields = ("date", "track", "runs", "sentence", "created_at")
