@@ -10,6 +10,7 @@ from django.contrib.auth.models import User
 from django.db import transaction
 from django.db.models import Q, QuerySet
 
+from leaderboard.api import run_requests
 from leaderboard.models import Entry, OutboxMessage, PullRequest, Replay, Run, Seat, StandingsTable, SwarmEvent
 from scheduler.campaigns.models import Volunteer
 from scheduler.models import Event, FailureReport, Job, Lease, LogChunk, Node, ResultCheck
@@ -57,7 +58,7 @@ def hide_author(user: User, logins: set[str]) -> None:
     own = Q(requested_by=user) | Q(pull_request__in=pulls) | Q(requested_by=None, author__in=logins)
     entries = Entry.objects.filter(pk__in=list(Entry.objects.filter(own).values_list("pk", flat=True)))
     pulls.update(author=DELETED_USER, author_id=None)
-    requests = OutboxMessage.objects.filter(kind="run.request")
+    requests = OutboxMessage.objects.filter(kind=run_requests.KIND)
     requests.filter(Q(payload__user=user.pk) | Q(payload__job__actor__in=list(logins))).delete()
     hide_job_author(Run.objects.filter(entry__in=entries), entries)
     StandingsTable.objects.filter(track__entries__in=entries).update(version="")  # they are computed anew

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,7 @@ from trainer.errors import UserError, to_one_line
 TOKEN_VARIABLE = "DAILYTRAIN_API_TOKEN"  # noqa: S105  (the variable's name)
 REQUEST_SECONDS = 30.0
 POLL_SECONDS = 1.0
+QUIET_POLLS, MAX_POLLS = 10, 900
 
 
 @dataclass(frozen=True)
@@ -28,10 +30,16 @@ class SiteApi:
     def request_run(self, content: dict[str, Any]) -> dict[str, Any]:
         """Return the run that the site has created after it has fetched the commit."""
         self.check_token()
-        reply = self.request("POST", "runs", content)
+        reply, polls = self.request("POST", "runs", content), 0
         while "run" not in reply:
+            path = f"run-requests/{reply['request']}"
+            if polls == MAX_POLLS:
+                address = f"{self.server.rstrip('/')}/api/v1/{path}"
+                raise UserError(f"the site has not fetched the commit yet; it goes on by itself, the answer: {address}")
+            if polls == QUIET_POLLS:
+                sys.stderr.write("waiting for the site to fetch the commit\n")
             time.sleep(POLL_SECONDS)
-            reply = self.request("GET", f"run-requests/{reply['request']}")
+            reply, polls = self.request("GET", path), polls + 1
         return reply
 
     def check_token(self) -> None:

@@ -20,6 +20,7 @@ TIMEOUT = 30.0
 ATTEMPTS = 5
 PAUSE_SECONDS = float(os.environ.get("TRAIN_PAUSE_SECONDS", "5"))
 """Between two attempts. A run's state is read every six pauses."""
+MAX_POLLS, POLLS_OF_A_LINE = 180, 12  # 15 minutes and one, with the default pause
 FINAL_STATES = ("finished", "failed", "cancelled")
 
 
@@ -57,10 +58,15 @@ def request_run(site: str, token: str) -> dict[str, Any]:
         "hypothesis": os.environ.get("TRAIN_HYPOTHESIS", "")[:4000],
         "url": os.environ.get("TRAIN_PAGE", ""),
     }
-    run = send_request(f"{site}/api/v1/runs", body, token)
+    run, polls = send_request(f"{site}/api/v1/runs", body, token), 0
     while "run" not in run:  # the site fetches the commit
+        address = f"{site}/api/v1/run-requests/{run['request']}"
+        if polls == MAX_POLLS:
+            raise RequestError(f"The site has not fetched the commit yet. It goes on by itself; the answer: {address}")
+        if polls and polls % POLLS_OF_A_LINE == 0:
+            print("Waiting for the site to fetch the commit", flush=True)
         time.sleep(PAUSE_SECONDS)
-        run = send_request(f"{site}/api/v1/run-requests/{run['request']}", token=token)
+        run, polls = send_request(address, token=token), polls + 1
     return dict(run)
 
 

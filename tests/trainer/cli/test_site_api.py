@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import httpx
@@ -37,3 +38,15 @@ def test_other_answer_raises_one_line_error(
 def test_answer_of_the_api_is_returned(monkeypatch: pytest.MonkeyPatch) -> None:
     answer(monkeypatch, 200, json={"entry": 1})
     assert SiteApi("https://site.example").get("entries/1") == {"entry": 1}
+
+
+def test_run_request_without_an_answer_ends_with_its_address(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pauses: list[float] = []
+    monkeypatch.setattr(time, "sleep", pauses.append)
+    answer(monkeypatch, 202, json={"request": 7})
+    with pytest.raises(UserError, match=r"goes on by itself.*https://site\.example/api/v1/run-requests/7$"):
+        SiteApi("https://site.example/", "token").request_run({})
+    assert sum(pauses) == 900
+    assert capsys.readouterr().err == "waiting for the site to fetch the commit\n"

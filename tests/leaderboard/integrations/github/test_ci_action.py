@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 import yaml
 
-from leaderboard.models import Run, Track
+from leaderboard import outbox
+from leaderboard.models import OutboxMessage, Run, Track
 from tests.leaderboard.conftest import Repository
 from tests.support.clean_environment import build_clean_environment
 from tests.support.oidc_issuer import Issuer
@@ -83,6 +84,17 @@ def test_ci_job_waiting_for_result_exits_with_run_state(job_environment: dict[st
         assert run_program("request_run.py", job_environment | {"TRAIN_WAIT_MINUTES": "1"}).returncode == code
     Run.objects.update(state="waiting")
     assert run_program("request_run.py", job_environment | {"TRAIN_WAIT_MINUTES": "0.01"}).returncode == 0
+
+
+def test_ci_job_without_an_answer_ends_with_its_address(
+    job_environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outbox, "notify_worker", lambda message: None)  # the worker is down
+    process = run_program("request_run.py", job_environment | {"TRAIN_PAUSE_SECONDS": "0"})
+    assert process.returncode == 2, process.stdout
+    assert process.stdout.count("Waiting for the site to fetch the commit\n") == 14
+    address = f"{job_environment['TRAIN_SITE']}/api/v1/run-requests/{OutboxMessage.objects.get().pk}"
+    assert address in read_job_file(job_environment, "GITHUB_STEP_SUMMARY")
 
 
 # --- changed architectures and their smoke test ----------------------------------------------------------------------
