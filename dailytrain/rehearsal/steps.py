@@ -28,7 +28,7 @@ from scheduler.matching import MODEL_LABEL, LabelNeeds, parse_labels
 from scheduler.node_tokens import create_join_token
 from trainer import protocol
 
-CORPUS, TOKENIZER, LIMIT_BYTES = "python-library", "bpe:512", 2**20
+CORPUS, TOKENIZER, LIMIT_BYTES = "python-docs", "bpe:512", 2**20
 TEST_TOKENS = 4096
 """Scored, of the 15,757 of its test split: scores of models this small take longer than their training."""
 NODES = ("first", "second")

@@ -121,7 +121,7 @@ def github(settings: Any, db: None) -> Iterator[GitHub]:
 def track(site: Any, db: None) -> Track:
     """The default track, nightly, of a prepared season."""
     season = Season.objects.create(
-        name="Season 0", corpus="python-library", tokenizer="bpe:512", limit_bytes=1_000_000, dataset_hash="d" * 64
+        name="Season 0", corpus="python-docs", tokenizer="bpe:512", limit_bytes=1_000_000, dataset_hash="d" * 64
     )
     return Track.objects.create(
         slug="small",

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.processes
 @pytest.fixture
 def season(db: None) -> Season:
     return Season.objects.create(
-        name="Rehearsal", corpus="python-library", tokenizer="bpe:512", dataset_hash="d" * 64, vocabulary_size=512
+        name="Rehearsal", corpus="python-docs", tokenizer="bpe:512", dataset_hash="d" * 64, vocabulary_size=512
     )
 
 

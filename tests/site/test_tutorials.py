@@ -35,7 +35,7 @@ SERVER = {  # what the page names, and what a test has in its place
     "DATABASE_URL=postgres:///train": "DATABASE_URL=sqlite:///$PWD/site.sqlite3",
     "REDIS_URL=redis://127.0.0.1:6379/0": "REDIS_URL=$TEST_REDIS_URL",
     "--corpus fineweb-edu:sample-100BT --tokenizer bpe:32768 --tokens 12B": (
-        "--corpus python-library --tokenizer bpe:512 --tokens 200k --suite blimp_sample"
+        "--corpus python-docs --tokenizer bpe:512 --tokens 200k --suite blimp_sample"
     ),
     "--scale 1e-5": "--scale 1e-9 --main-only",  # tests/acceptance/test_rehearsal.py does the whole of it
 }

@@ -21,7 +21,7 @@ from trainer.node.client import SiteClient
 from trainer.node.console import log
 
 LIMITS = protocol.JobLimits(wall_seconds=WAIT_SECONDS, memory_bytes=10**9, disk_bytes=20_000_000, processes=8)
-CORPUS = "python-library"
+CORPUS = "python-docs"
 HASH = "e" * 64
 """Hash of the dataset that the small release prepares."""
 

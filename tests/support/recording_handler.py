@@ -9,7 +9,7 @@ from scheduler.job_kinds import JobKind, JobSummary
 from scheduler.models import Checkpoint, Job, Lease
 from trainer import protocol
 
-PIN = protocol.DatasetPin(corpus="python-library", tokenizer="bpe:512", hash="0" * 64)
+PIN = protocol.DatasetPin(corpus="python-docs", tokenizer="bpe:512", hash="0" * 64)
 CALLS: list[tuple[str, Any]] = []
 
 

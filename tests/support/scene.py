@@ -25,7 +25,7 @@ SECONDS_PER_STEP = 0.2
 def create_track(**fields: Any) -> Track:
     season = Season.objects.create(
         name="Season 1",
-        corpus="python-library",
+        corpus="python-docs",
         tokenizer="bpe:8192",
         limit_bytes=16 * 2**20,
         dataset_hash="9f2c" * 16,

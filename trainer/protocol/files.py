@@ -88,7 +88,7 @@ class DatasetPin(Message):
     A node downloads the files that the job needs. Without files it prepares the dataset itself.
     """
 
-    corpus: Name  # `python-library`, `fineweb-edu` or `files:<glob>`
+    corpus: Name  # `python-docs`, `fineweb-edu` or `files:<glob>`
     tokenizer: Name  # `bpe:<vocabulary size>` (trained on the corpus), `gpt2:<folder>` or a `tokenizer.json`
     limit_bytes: Count | None = None  # use only this much text from the start of the corpus; None: all
     hash: Sha256

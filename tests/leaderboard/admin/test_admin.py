@@ -157,7 +157,7 @@ def test_retry_action_requeues_failed_outbox_message(maintainer_client: Client) 
 
 @pytest.fixture
 def swarm_track(db: None) -> Track:
-    season = Season.objects.create(name="One", corpus="python-library", tokenizer="bpe:512")
+    season = Season.objects.create(name="One", corpus="python-docs", tokenizer="bpe:512")
     return create_track("swarm-gpt2", season)
 
 

@@ -113,7 +113,7 @@ def test_full_ladder_queues_further_seeds_of_entries(
 def test_ladder_of_new_season_starts_over(baseline: Entry, track: Track, node: Node) -> None:
     finish_ladder(track, node)
     old_season, old_runs = track.season, list_ladder_runs(track)
-    fields = {"corpus": "python-library", "tokenizer": "bpe:512", "dataset_hash": "e" * 64}
+    fields = {"corpus": "python-docs", "tokenizer": "bpe:512", "dataset_hash": "e" * 64}
     track.season = Season.objects.create(name="Season 1", baseline=baseline, **fields)
     track.save()
     assert ladder.get_ladder_progress(track) == ladder.LadderProgress(0, 8)

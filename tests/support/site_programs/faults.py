@@ -25,7 +25,7 @@ def create_site(nodes: int) -> list[str]:
     """Create a season, a track and nodes, the first two of them trusted; return the tokens of the nodes."""
     call_command("migrate", verbosity=0)
     call_command("install_schedule", verbosity=0)
-    season = Season.objects.create(name="Test", corpus="python-library", tokenizer="bpe:512", dataset_hash="d" * 64)
+    season = Season.objects.create(name="Test", corpus="python-docs", tokenizer="bpe:512", dataset_hash="d" * 64)
     Track.objects.create(
         slug="small", name="Small", season=season, budget="20steps", expected_seconds=10, is_default=True,
         is_traced=False,

@@ -22,7 +22,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DAILYTRAIN_CACHE", str(tmp_path / "cache"))
 
 
-ARGUMENTS = ["--corpus", "python-library", "--tokenizer", "bpe:512", "--limit-bytes", "64KiB"]
+ARGUMENTS = ["--corpus", "python-docs", "--tokenizer", "bpe:512", "--limit-bytes", "64KiB"]
 
 
 def test_json_is_the_only_standard_output(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -45,7 +45,7 @@ def test_json_is_the_only_standard_output(capsys: pytest.CaptureFixture[str], tm
 @pytest.mark.slow
 @pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
 def test_stop_exits_130_and_the_same_command_continues(tmp_path: Path, stop: signal.Signals) -> None:
-    arguments = ["--corpus", "python-library", "--out", str(tmp_path / "out"), "--json"]
+    arguments = ["--corpus", "python-docs", "--out", str(tmp_path / "out"), "--json"]
     command = [sys.executable, "-m", "trainer.cli.prepare", *arguments]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     while process.poll() is None and not (tmp_path / ".out.preparing" / "spool").exists():

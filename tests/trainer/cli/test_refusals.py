@@ -14,7 +14,7 @@ from tests.support.tiny import TINY, TRACED_TRAINING
 NOWHERE = "http://127.0.0.1:9"
 MODEL, TRACED = " ".join(TINY), " ".join(TRACED_TRAINING)
 JOIN = f"rephrase join --home TMP/home --server {NOWHERE}"
-PREPARE = "prepare --corpus python-library --tokenizer bpe:512 --limit-bytes 64KiB --quiet"
+PREPARE = "prepare --corpus python-docs --tokenizer bpe:512 --limit-bytes 64KiB --quiet"
 TRACE = "trace nanogpt --out TMP --depth 1 --sequence-length 16 --vocabulary-size 64"
 TRAIN = "train --out TMP/run --dataset DATASET"
 REFUSALS = {

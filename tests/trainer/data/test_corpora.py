@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 import shutil
-import sys
-import sysconfig
 from importlib import metadata
 from pathlib import Path
 
@@ -15,12 +13,10 @@ from tests.support.paths import REPOSITORY
 from trainer.cli.prepare import main
 from trainer.data.corpora import (
     KINDS,
-    Document,
     describe_corpora,
     find_corpus,
     open_corpus,
     python_docs,
-    python_library,
     python_packages,
 )
 from trainer.data.corpora.finephrase import get_rephrased_text
@@ -55,7 +51,6 @@ def test_corpora_of_the_hub_are_pinned_and_their_parts_differ() -> None:
         ("fineweb-edu:sample-1T", "no corpus fineweb-edu:sample-1T; known: .*fineweb-edu:sample-100BT"),
         ("slimpajama:main", "OWNER/NAME@REVISION"),
         ("python-docs:tutorial", "python-docs takes no argument"),
-        ("python-library:3.12", "takes no argument"),
         ("python-packages:3.12", "takes no argument"),
     ],
 )
@@ -75,43 +70,6 @@ def test_python_docs_are_small_and_have_the_same_hash_on_every_machine() -> None
     assert 4_000_000 < len(text.encode()) < 5_000_000
     assert python_docs.FILE.stat().st_size < 1_500_000
     assert python_docs.FILE.is_relative_to(REPOSITORY / "trainer"), "it is part of the package"
-
-
-@pytest.fixture(scope="module")
-def library() -> list[Document]:
-    return list(open_corpus("python-library"))
-
-
-def test_library_has_reference_builtins_and_sources_mixed(library: list[Document]) -> None:
-    found = {document.id: document.text for document in library}
-    assert sum(len(text) for text in found.values()) > 6_000_000
-    assert 'The "for" statement' in found["topic/for"]
-    assert "str.casefold" in found["builtin/str"]
-    assert found["json/decoder.py"] == Path(sysconfig.get_path("stdlib"), "json/decoder.py").read_text()
-    first = {document.id.split("/")[0] for document in library[: len(library) // 4]}
-    assert {"topic", "builtin", "asyncio", "email"} <= first
-
-
-def test_library_has_nothing_of_this_installation(library: list[Document]) -> None:
-    for document in library:
-        assert not document.id.startswith("/")
-        assert sys.prefix not in document.text
-        assert not {"site-packages", "test", "tests", "tkinter", "idlelib"}.intersection(document.id.split("/"))
-
-
-def test_library_fingerprint_ignores_location_times_and_installed_files(tmp_path: Path) -> None:
-    library = Path(sysconfig.get_path("stdlib"))
-    for name in ("os.py", "json", "pydoc_data"):
-        copy = shutil.copytree if (library / name).is_dir() else shutil.copyfile
-        copy(library / name, tmp_path / name)
-    before = python_library._compute_fingerprint(tmp_path), list(python_library._iterate_documents(tmp_path))
-    for name in ("site-packages/rich/x.py", "json/__pycache__/x.py", "json/tests/x.py", "turtle.py", "mine.py"):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text("added = True\n")
-    (tmp_path / "os.py").touch()
-    assert before == (python_library._compute_fingerprint(tmp_path), list(python_library._iterate_documents(tmp_path)))
-    (tmp_path / "json" / "decoder.py").write_text("patched = True\n")
-    assert before[0] != python_library._compute_fingerprint(tmp_path)
 
 
 def test_changed_file_or_other_version_of_a_package_is_refused_with_the_command(

@@ -38,7 +38,7 @@ LIMIT = 150_000
 SCRIPT = """
 import sys
 from trainer.data.dataset import prepare_dataset
-print(prepare_dataset("python-library", "bpe:512", limit_bytes=int(sys.argv[1])).hash)
+print(prepare_dataset("python-docs", "bpe:512", limit_bytes=int(sys.argv[1])).hash)
 """
 
 
@@ -51,7 +51,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     """A dataset that no test changes."""
-    return prepare_dataset("python-library", "bpe:512", tmp_path_factory.mktemp("made") / "dataset", LIMIT)
+    return prepare_dataset("python-docs", "bpe:512", tmp_path_factory.mktemp("made") / "dataset", LIMIT)
 
 
 @pytest.fixture
@@ -126,7 +126,7 @@ def test_folder_with_other_files_is_not_overwritten(books: Path, prepared: Datas
     (tmp_path / "mine" / "thesis.txt").write_text("years of work")
     with pytest.raises(DatasetError, match="exists and is not a dataset"):
         prepare_dataset(f"files:{books}", "bpe:300", tmp_path / "mine")
-    with pytest.raises(DatasetError, match=r"holds another dataset \(python-library\)"):
+    with pytest.raises(DatasetError, match=r"holds another dataset \(python-docs\)"):
         prepare_dataset(f"files:{books}", "bpe:300", prepared.folder)
     assert (tmp_path / "mine" / "thesis.txt").read_text() == "years of work"
     (tmp_path / "out").mkdir()
@@ -269,7 +269,7 @@ def test_concurrent_preparations_build_once(cache: Path) -> None:
     started = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
     answers = [process.communicate(timeout=WAIT_SECONDS) for process in started]
     assert len({out for out, _ in answers}) == 1, answers
-    assert [path.name[:15] for path in (cache / "datasets").iterdir()] == ["python-library-"]
+    assert [path.name[:12] for path in (cache / "datasets").iterdir()] == ["python-docs-"]
 
 
 # --- resumed preparations ---------------------------------------------------------------------------------------------

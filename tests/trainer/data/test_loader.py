@@ -36,7 +36,7 @@ from trainer.errors import RESUME_HINT, DatasetError
 
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
-    return prepare_dataset("python-library", "bpe:512", tmp_path_factory.mktemp("data") / "dataset", 60_000)
+    return prepare_dataset("python-docs", "bpe:512", tmp_path_factory.mktemp("data") / "dataset", 60_000)
 
 
 def batches(loader: BlockLoader, count: int) -> Iterator[list[list[int]]]:

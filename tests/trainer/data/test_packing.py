@@ -85,7 +85,7 @@ def test_waste_counts_only_tails_of_documents_longer_than_rows() -> None:
 
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
-    return prepare_dataset("python-library", "bpe:512", tmp_path_factory.mktemp("data") / "dataset", 60_000)
+    return prepare_dataset("python-docs", "bpe:512", tmp_path_factory.mktemp("data") / "dataset", 60_000)
 
 
 def loader(dataset: Dataset, batch: int = 4, seed: int = 1, **ranks: int) -> DocumentLoader:

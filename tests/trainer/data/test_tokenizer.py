@@ -41,7 +41,7 @@ HARD = "Hello  wörld <|endoftext|> ﬁ e\u0301 \u212b\n\n  \t x" + " " * 9 + "\
 
 def sample(size: int = 200_000) -> list[str]:
     taken, texts = 0, []
-    for document in open_corpus("python-library"):
+    for document in open_corpus("python-docs"):
         texts.append(document.text)
         taken += len(document.text)
         if taken > size:
@@ -210,7 +210,7 @@ def get_encoders(tokenizer: Tokenizer) -> tuple[Encode, Encode]:
 
 @pytest.fixture(scope="module")
 def encoders() -> tuple[Encode, Encode]:
-    texts = [document.text for document, _ in zip(open_corpus("python-library"), range(12), strict=False)]
+    texts = [document.text for document, _ in zip(open_corpus("python-docs"), range(12), strict=False)]
     return get_encoders(train_bpe([*texts, "aabb aaab abab abcabc bcbc a's aat 11 \n\n a b" * 40], 1500))
 
 

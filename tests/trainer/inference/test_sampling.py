@@ -124,7 +124,7 @@ def run(tmp_path: Path) -> Path:
     write_checkpoint(folder / "step-00000003", module.Model(module.Config(**sizes)), [], {"step": 3})
     (folder / "run.json").write_text(json.dumps({"format": 1, "arch": "gpt", "model": sizes}))
     order = GenerateOrder(
-        dataset=DatasetPin(corpus="python-library", tokenizer="bpe:280", hash="d" * 64),
+        dataset=DatasetPin(corpus="python-docs", tokenizer="bpe:280", hash="d" * 64),
         run=FileRef(path="run.json", sha256="a" * 64, size=1),
         checkpoint=Checkpoint(step=3, files=()),
         prompt="The train",

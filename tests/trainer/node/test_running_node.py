@@ -59,7 +59,7 @@ def test_node_sends_what_training_jobs_write_and_keeps_identity_and_dataset(site
     assert node.run("--once", token=None) == 0
     assert site.leases[second].end.outcome == "done"
     assert len(site.registered) == 1
-    assert node.home.with_suffix(".preparations").read_text() == "python-library\n", "the dataset is prepared once"
+    assert node.home.with_suffix(".preparations").read_text() == "python-docs\n", "the dataset is prepared once"
 
 
 def build_job_with_dataset(site: NodeApiServer, hash: str, files: tuple[protocol.FileRef, ...]) -> protocol.JobSpec:

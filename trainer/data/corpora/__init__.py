@@ -4,7 +4,6 @@ A spec names a corpus, `kind` or `kind:argument`:
 
     python-docs                  the documentation of Python 3.11, part of this package: the same on every machine
     python-packages              the documentation and source text of pinned packages: the same for every Python
-    python-library               the documentation and source text of this Python installation
     files:books/*.jsonl.xz,more  text files by glob, folder or name
     climbmix                     ClimbMix, 400 billion tokens, from the Hugging Face Hub; not for commercial use
     dclm-baseline                100 billion tokens of DCLM-baseline, from the Hub
@@ -103,7 +102,6 @@ KINDS = {
     "finephrase": "trainer.data.corpora.finephrase",
     "fineweb-edu": "trainer.data.corpora.fineweb_edu",
     "python-docs": "trainer.data.corpora.python_docs",
-    "python-library": "trainer.data.corpora.python_library",
     "python-packages": "trainer.data.corpora.python_packages",
     "rephrased": "trainer.data.corpora.rephrased",
     "slimpajama": "trainer.data.corpora.slimpajama",
