@@ -35,6 +35,13 @@ def test_submitted_commit_becomes_entry_with_files(main_repository: Repository, 
     assert intake.submit_entry(str(main_repository.path), "main", "Main", "", track).architecture == "gpt"
 
 
+def test_byte_order_mark_in_dictionary_is_accepted(main_repository: Repository) -> None:
+    sha = main_repository.commit(
+        "Notepad", {"trainer/models/__init__.py": "\ufeff" + IDEA["trainer/models/__init__.py"]}
+    )
+    assert "idea" in intake.fetch_commit(str(main_repository.path), sha).architectures
+
+
 @pytest.mark.parametrize(
     "more",
     [
