@@ -21,7 +21,7 @@ from scheduler.transitions import JobEvent, StateError
 
 State = Run.State
 COUNTS_FROM = 0.1
-"""An attempt that a person or the model ended counts if it used more than this share of its budget."""
+"""An attempt that a person ended counts if it used more than this share of its budget."""
 
 
 class RunError(ValueError):
@@ -118,7 +118,10 @@ def apply_event(run: Run, event: RunEvent, *, actor: str, message: str, **fields
 
 
 def is_attempt(run: Run, event: RunEvent, cause: str) -> bool:
-    """Return whether a run's end uses up an attempt of its entry: all that start count, except what machines broke."""
-    if event in (RunEvent.SCORE, RunEvent.COMPLETE):
+    """Return whether a run's end uses up an attempt of its entry: all that start count, except what machines broke.
+
+    A model that fails counts from its first step on: it could choose its seed by a NaN of its own.
+    """
+    if event in (RunEvent.SCORE, RunEvent.COMPLETE) or (cause == "model" and run.state != State.WAITING):
         return True
-    return cause != "infrastructure" and run.state != State.SCORING and run.fraction > COUNTS_FROM
+    return cause != "infrastructure" and run.fraction > COUNTS_FROM

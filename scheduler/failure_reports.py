@@ -244,7 +244,7 @@ CONSEQUENCES: Mapping[Fault, Consequence] = {
     Fault.MODEL: Consequence(
         fail_model,
         "fails for good: its seed cannot run again",
-        entry="an attempt that used more than a tenth of its budget counts",
+        entry="the attempt counts",
         claim="that the model failed",
     ),
     Fault.ORDER: Consequence(fail_order, "fails, and can be retried", claim="that no machine can run this"),

@@ -365,7 +365,7 @@ def rerun_entry(entry: Entry, commenter: Commenter) -> str | RefusedError:
     if runs.has_used_attempt(last) and not commenter.is_allowed("rerun", entry):
         # Choosing more seeds after seeing a result leads to more false records (docs/explanation/multiplier.md).
         return RefusedError(
-            "It has a result, or used more than a tenth of its budget. Only maintainers can request more seeds."
+            "It has a result, failed by itself, or used a tenth of its budget. Only maintainers can request more seeds."
         )
     if last.state == Run.State.FINISHED and last.part < 1 and not last.is_trial:
         whole = runs.make_run(entry, entry.track, actor=commenter.name)

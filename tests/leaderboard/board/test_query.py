@@ -59,6 +59,9 @@ def test_board_columns_can_be_chosen_and_empty_ones_are_hidden(client: Client) -
     default_page = client.get("/").content.decode()
     custom_page = client.get("/?columns=tokens&columns=author,nonsense").content.decode()
 
+    for page in (default_page, custom_page):
+        ticked = re.findall(r'value="(\w+)" checked', page)
+        assert ticked == re.findall(r'<th scope="col" class="col-(\w+)', page), "the menu ticks what is shown"
     assert "col-average" not in default_page
     assert "col-bits" in default_page
     assert "col-bits" not in custom_page

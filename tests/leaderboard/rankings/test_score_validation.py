@@ -149,6 +149,22 @@ def test_cancellation_after_half_the_budget_counts_for_entry(run: Run, node: Nod
     assert run.reason == "Cancelled by mara. With 50% of its budget used it counts as an attempt of its entry."
 
 
+@pytest.mark.parametrize("kind", ["train", "score"])
+def test_model_that_fails_by_itself_has_used_an_attempt(run: Run, node: Node, kind: str) -> None:
+    """An entry could choose its seed by a NaN in its first steps, or on the scored text."""
+    if kind == "train":
+        get_job_kind(run.job).handle_metrics(run.job, [build_train_row(1)])
+    else:
+        create_checkpoint(run.job, 20)
+        finish_job(run.job, {"step": 20})
+        run.refresh_from_db()
+    lease = lease_job(run.job if kind == "train" else run.score_job, node)
+    end_lease(lease, "failed", cause="model", reason="The loss is not a number.")
+    run.refresh_from_db()
+    assert (run.state, run.cause) == ("failed", "model")
+    assert runs.has_used_attempt(run)
+
+
 def finish_scored_run(run: Run, node: Node, budget: str = "20steps", **score_fields: Any) -> Run:
     """Take a run through training and scoring."""
     Run.objects.filter(pk=run.pk).update(budget=budget)

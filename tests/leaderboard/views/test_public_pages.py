@@ -24,6 +24,8 @@ def test_queue_page_lists_running_then_waiting_then_finished(client: Client) -> 
 
     assert page.index("1 min 16 s left of 3 min") < page.index("being prepared") < page.index("Arrivals")
     assert page.index("Arrivals") < page.index("Did not arrive") < page.index("The loss became NaN")
+    arrivals = page[page.index("Arrivals") : page.index("Did not arrive")]
+    assert all(f"seed {run.seed}" in arrivals for run in Run.objects.filter(state="finished")), arrivals
 
 
 def test_nodes_page_shows_hardware_and_activity(
