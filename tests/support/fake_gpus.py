@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import os
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
-
-from tests.support.paths import REPOSITORY
 
 GIB = 1 << 30
 
@@ -114,23 +110,3 @@ class Nvml:
 
     def nvmlDeviceGetComputeRunningProcesses(self, handle: Any) -> list[Any]:
         return [SimpleNamespace(pid=pid, usedGpuMemory=None, gpuInstanceId=0xFFFFFFFF) for pid in handle.card.pids]
-
-
-DRIVER = """
-from tests.support.fake_gpus import Card, Nvml
-
-nvml = Nvml([Card(**fields) for fields in {cards!r}])
-
-
-def __getattr__(name):
-    return getattr(nvml, name)
-"""
-
-
-def build_driver_environment(folder: Path, cards: list[Card]) -> dict[str, str]:
-    """Return the environment of an agent process on a machine with a driver and these cards."""
-    folder.mkdir()
-    (folder / "pynvml.py").write_text(DRIVER.format(cards=[asdict(card) for card in cards]))
-    (folder / "nvidia-smi").touch(0o755)  # shows that there is a driver
-    folders = {"PATH": [folder], "PYTHONPATH": [folder, REPOSITORY]}
-    return {name: os.pathsep.join([*map(str, first), os.environ.get(name, "")]) for name, first in folders.items()}
