@@ -2,26 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from trainer.accounting import flops, peak_flops
-from trainer.models import gpt
 from trainer.models.base import LanguageModel
-
-SIZES = [(1, 64, 2, 32), (3, 96, 3, 256)]
-
-
-@pytest.mark.parametrize(("depth", "width", "heads", "length"), SIZES)
-def test_count_flops_of_baseline_equals_closed_form(depth, width, heads, length):
-    config = gpt.Config(vocabulary_size=512, sequence_length=length, depth=depth, width=width, heads=heads)
-    model = gpt.Model(config)
-    found = flops.count_flops(model, torch.randint(0, 512, (1, length)))
-    matrices = sum(module.weight.numel() for module in model.modules() if isinstance(module, nn.Linear))
-    assert found == pytest.approx(6 * matrices + 12 * depth * length * width, rel=0.01)
 
 
 class SmallModel(LanguageModel):

@@ -15,7 +15,7 @@ from benchmarks.gpu import __main__ as gpu
 from benchmarks.gpu.stages import STAGES, Stage
 from tests.support.paths import REPOSITORY
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
 WHEELS = Path("benchmarks/gpu/wheels.txt")
 
@@ -71,7 +71,6 @@ def test_wheels_are_pinned_by_the_lock_file_and_have_hashes() -> None:
     assert [name for name in names if name not in lock] == ["torchao==0.18.0"]
 
 
-@pytest.mark.slow
 def test_all_stages_start_on_a_cpu(tmp_path: Path) -> None:
     flags = ["--rehearse", "--seconds", "1700", "--out", str(tmp_path / "out")]
     folder = REPOSITORY / "benchmarks/out/gpu-rehearsal"

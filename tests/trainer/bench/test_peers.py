@@ -19,6 +19,8 @@ from benchmarks.contenders.base import SEQUENCE_LENGTH, Factors, Plan, Size, tra
 from benchmarks.contenders.results import Entry, Trainer
 from trainer.data.dataset import Dataset
 
+pytestmark = pytest.mark.slow
+
 SIZE = Size(1, 64, 4e9)
 CHECKOUT = {
     "nanochat/optim.py": "",

@@ -15,6 +15,7 @@ import pytest
 
 from tests.support.tiny import TINY
 from trainer.cli.main import COMMANDS, main
+from trainer.models import ARCHITECTURES
 
 pytestmark = pytest.mark.processes
 
@@ -58,12 +59,17 @@ def test_light_commands_and_the_agent_import_no_torch() -> None:
 
 def test_missing_package_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
-    monkeypatch.delitem(sys.modules, "trainer.cli.arch")
+    monkeypatch.delitem(sys.modules, "trainer.cli.arch", raising=False)
     assert main(["arch", "list"]) == 2
     assert "arch: needs the package torch: pip install 'dailytrain[training]'" in capsys.readouterr().err
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert main(["rephrase", "check"]) == 2
     assert "needs the package py3langid: pip install 'dailytrain[rephrase]'" in capsys.readouterr().err
+
+
+def test_arch_list_names_every_architecture(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["arch", "list", "--json"]) == 0
+    assert [row["name"] for row in json.loads(capsys.readouterr().out)] == list(ARCHITECTURES)
 
 
 def test_damaged_checkpoint_prints_one_line(

@@ -24,7 +24,6 @@ from trainer.config.train_config import (
     resolve_config,
 )
 from trainer.models.base import ParameterGroup, Recipe, Schedule
-from trainer.train import main
 
 
 def test_flags_and_file_give_same_config(tmp_path: Path) -> None:
@@ -103,13 +102,6 @@ def test_resolve_cpu_run_is_small_if_short_and_compiled_with_all_text_if_long() 
     assert [is_short(Budget.parse(text)) for text in ("599s", "10m")] == [True, False]
 
 
-def test_resolve_gpu_night_gets_fitting_model() -> None:
-    resolved = resolve_config(config(budget="24h"), "cuda")
-    assert (resolved.precision, resolved.compile, resolved.sequence_length) == ("bf16", True, 2048)
-    assert 22 <= resolved.depth <= 26
-    assert 2**18 <= resolved.tokens_per_step <= 2**20
-
-
 @pytest.mark.parametrize(
     "budget", ["1s", "10m", "24h", "30d", "1steps", "1e9steps", "5B-tokens", "1e12flops", "1e24flops"]
 )
@@ -175,31 +167,6 @@ def test_base_checkpoint_keeps_shape_and_takes_preset_rows(tmp_path: Path, tiny_
     config = parse_preset(tmp_path, "--preset", "cpu-demo", "--from", str(tiny_run))
     assert (config.model, config.train.sequence_length, config.budget) == ({"depth": 2}, 256, "3m")
     assert config.tokenizer == str(tiny_run / "tokenizer.json")
-
-
-@pytest.mark.parametrize(
-    ("flags", "reason"),
-    [(("--preset", "nightly"), r"no preset 'nightly'; the presets are daily-h100, "), (("--preset=",), "preset")],
-)
-def test_unknown_preset_is_rejected(tmp_path: Path, flags: tuple[str, ...], reason: str) -> None:
-    with pytest.raises(ConfigError, match=reason):
-        parse_preset(tmp_path, *flags)
-
-
-def test_tiny_preset_trains_and_is_recorded(dataset_folder: Path, tmp_path: Path) -> None:
-    flags = [
-        "--preset",
-        "tiny",
-        "--eager",
-        "--dataset",
-        str(dataset_folder),
-        "--budget",
-        "3steps",
-        "--out",
-        str(tmp_path),
-    ]
-    assert main(flags) == 0
-    assert json.loads((tmp_path / "run.json").read_text())["config"]["given"]["preset"] == "tiny"
 
 
 RECIPE = Recipe(

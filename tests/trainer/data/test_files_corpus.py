@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import bz2
 import gzip
 import json
 import lzma
@@ -66,10 +65,8 @@ TWO = ({"text": "one"}, {"text": "two", "id": 7})
         ("x.txt", lines(*TWO)),
         ("x.txt", pack_gzip(lines(*TWO))),
         ("x.jsonl.zst", compress_zstd(lines(*TWO))),
-        ("x.ndjson.bz2", bz2.compress(lines(*TWO))),
         ("x.json", json.dumps(TWO).encode()),
         ("x.json", b"\xef\xbb\xbf\n" + pretty(TWO)),
-        ("x.json", pretty(*TWO)),
         ("x.json", b'["one", "two"]'),
         ("x.json.xz", lzma.compress(json.dumps([*TWO, {"text": None}, {"text": ""}]).encode())),
         (
@@ -106,12 +103,10 @@ def test_json_array_is_read_in_pieces(tmp_path: Path, monkeypatch: pytest.Monkey
     [
         ("x.json", b'{"data": [1]}', r"is JSON without a \"text\".*its keys are data"),
         ("package.json", pretty({"name": "x", "version": "1"}), "its keys are name, version"),
-        ("x.json", b"[1, 2, 3]", "is not JSON with documents"),
         ("x.json", b"", "is not JSON with documents"),
         ("x.json", b'[{"text": "one"}, {"text": "tw', "item 2, is not JSON, or the file is cut short"),
         ("x.json", b'[{"text": "one"}, {"text": "two"}', "item 3, is not JSON, or the file is cut short"),
         ("x.txt", b"PK\x03\x04" + bytes(40), "is a ZIP archive"),
-        ("x.txt", b"%PDF-1.7\n", "is a PDF document"),
         ("x.tar.gz", pack_gzip(b"name" + bytes(253) + b"ustar" + bytes(250)), "is a tar archive"),
         ("x.txt", b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "is a pointer of Git LFS"),
         ("x.bin", b"ab\0cd", "has NUL bytes"),
@@ -124,7 +119,6 @@ def test_json_array_is_read_in_pieces(tmp_path: Path, monkeypatch: pytest.Monkey
         ("x.txt", b"caf\xe9 au lait", "is not UTF-8 text: byte 0xe9 at offset 3$"),
         ("x.jsonl", lines({"text": "x"}) + b'{"text": "caf\xe9"}\n', "is not UTF-8 text: byte 0xe9 at offset 27$"),
         ("x.jsonl", lines({"text": "good"}) + b"{nonsense}\n", "line 2, is not JSON"),
-        ("x.jsonl", lines({"text": "good"}, [1]), 'line 2, has no "text"'),
         ("x.jsonl", lines({"text": "good"}, {"text": 3}), 'line 2, has no "text"'),
         ("x.jsonl", lines({"text": "good"}) + b'{"text": "\\ud800"}\n', "line 2, holds half a surrogate pair"),
     ],

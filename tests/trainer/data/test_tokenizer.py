@@ -141,13 +141,10 @@ def test_training_is_deterministic_and_has_requested_size(bpe_tokenizer: Tokeniz
 @pytest.mark.parametrize(
     ("spec", "complaint"),
     [
-        ("bpe:", "takes a vocabulary size"),
         ("bpe:many", "takes a vocabulary size"),
         ("bpe:256", "between 257"),
-        ("bpe:99999999", "between 257"),
         ("gpt2:nowhere", "there is no folder nowhere"),
         ("wordpiece", "is not a tokenizer"),
-        ("", "is not a tokenizer"),
     ],
 )
 def test_invalid_spec_raises_one_line(spec: str, complaint: str) -> None:

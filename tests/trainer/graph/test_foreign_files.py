@@ -98,6 +98,7 @@ def test_check_of_files_that_take_long_ends_at_the_deadline(traced: TracedArchit
         check_foreign_files(write(files, tmp_path), 4)
 
 
+@pytest.mark.slow
 def test_check_that_runs_out_of_memory_blames_the_files(
     traced: TracedArchitecture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

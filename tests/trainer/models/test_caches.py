@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.support.gpt_models import OPTIONS, T, V, build_random_model, sample_tokens
-from trainer.models import ARCHITECTURES, gpt, litgpt, load_architecture
+from trainer.models import ARCHITECTURES, litgpt, load_architecture
 
 SMALL = {"n_layer": 2, "n_embd": 32, "n_head": 4, "intermediate_size": 64}
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -67,20 +67,3 @@ def test_cache_with_window_keeps_only_visible_tokens() -> None:
     _, state = model.advance(sample_tokens())
     kept = [cache.key.size(2) for cache in state.caches if cache.key is not None]
     assert kept == [4, T, 4, T]
-
-
-def test_features_in_training_create_no_cache() -> None:
-    model = build_random_model()
-    assert model.features(sample_tokens()).requires_grad
-    assert not any(isinstance(value, gpt.KVCache) for block in model.blocks for value in vars(block).values())
-
-
-@torch.no_grad()
-def test_litgpt_cache_belongs_to_state_not_model() -> None:
-    model, rows = build_moved("litgpt, GPT-NeoX"), [sample_tokens(seed) for seed in (1, 2)]
-    states = [model.advance(row[:, :4])[1] for row in rows]
-    for row, state in zip(rows, states, strict=True):
-        rest = model.advance(row[:, 4:], state)[0]
-        torch.testing.assert_close(rest, model.features(row)[:, 4:], rtol=1e-4, atol=1e-5)
-    assert all(block.attn.kv_cache is None for block in model.gpt.transformer.h)
-    assert not any("cache" in name for name, _ in model.named_buffers())

@@ -46,7 +46,9 @@ def test_job_during_an_outage_loses_nothing(
     assert [checkpoint.step for checkpoint in held.checkpoints][-1] == 60
 
 
-@pytest.mark.parametrize("kind", ["unanswered", "busy", "slow down", "garbled"])
+@pytest.mark.parametrize(
+    "kind", ["unanswered", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("busy", "slow down", "garbled"))]
+)
 def test_call_that_fails_once_is_retried(site: NodeApiServer, agent: InProcessAgent, kind: str) -> None:
     for path in ("/metrics", "/log", "/blobs", "/checkpoints", "/finish", "/heartbeat", "GET ", "PUT ", "/poll"):
         # A lease whose reply is lost expires on the server.

@@ -397,7 +397,9 @@ FAILURES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("code", FAILURES)
+@pytest.mark.parametrize(
+    "code", [pytest.param(code, marks=pytest.mark.slow if "while" in code else []) for code in FAILURES]
+)
 def test_failed_notebook_has_a_reason_and_uploads_its_cells(running_node: Node, code: str) -> None:
     cause, reason, has_run = FAILURES[code]
     approved = "" if has_run else "print('good')"

@@ -22,7 +22,6 @@ from trainer.node import client as site_client
 from trainer.node.blobs import BlobCache
 from trainer.node.client import (
     DamagedFileError,
-    GaveUpError,
     RequestRefusedError,
     ServerUnreachableError,
     SiteClient,
@@ -141,12 +140,6 @@ def test_download_with_wrong_content_raises(store: Store, client: SiteClient, tm
     with pytest.raises(DamagedFileError, match="its SHA-256 differs"):
         download_content(client, tmp_path / "file")
     assert store.offsets == [0]
-
-
-def test_download_of_a_short_file_retries_until_given_up(store: Store, client: SiteClient, tmp_path: Path) -> None:
-    store.content = CONTENT[:1000]
-    with pytest.raises(GaveUpError):
-        download_file(client, "/leases/1/blobs/x", FILE, tmp_path / "file", lambda: len(store.offsets) > 4)
 
 
 @pytest.fixture

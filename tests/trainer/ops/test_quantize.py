@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import sys
 from pathlib import Path
 
 import pytest
 import torch
 
-from trainer.checkpoint.store import get_checkpoint_path, load_model, write_checkpoint
 from trainer.cli.main import main
 from trainer.models import load_architecture
 from trainer.ops.quantize import QuantizedPrecision, quantize
@@ -48,28 +45,3 @@ def test_quantized_logits_are_close_to_originals(
         assert small.get_parameter(f"{name}.weight").dtype == torch.int8
     assert (small(tokens) - before).abs().max() < tolerance * before.std()
     assert not caplog.records  # it would repeat for each token
-
-
-@pytest.mark.parametrize("arch", ["gpt", "rwkv5"])
-@torch.no_grad()
-def test_model_loaded_in_16_bits_is_close_to_original(arch: str, tmp_path: Path) -> None:
-    run = write_run(arch, tmp_path)
-    whole, half = load_model(run), load_model(run, dtype=torch.bfloat16)
-    assert {tensor.dtype for tensor in half.parameters()} == {torch.bfloat16}
-    tokens = torch.randint(0, 300, (1, 32))
-    before = whole(tokens)
-    assert (half(tokens).float() - before).abs().max() < 0.1 * before.std()
-
-
-def write_run(arch: str, folder: Path) -> Path:
-    """Write a run's folder with one checkpoint of a small model that is not trained."""
-    module = load_architecture(arch)
-    torch.manual_seed(0)
-    config = module.Config.sized(2, 300, 32)
-    model = module.Model(config)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.02 * torch.randn_like(parameter))
-    write_checkpoint(get_checkpoint_path(folder, 1), model, None, {"step": 1})
-    (folder / "run.json").write_text(json.dumps({"arch": arch, "model": dataclasses.asdict(config)}))
-    return folder

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.processes
 
 pyarrow = pytest.importorskip("pyarrow")
 
-COPA, PIQA = find_source("copa/validation.jsonl.gz"), find_source("piqa/validation.jsonl.gz")
+COPA = find_source("copa/validation.jsonl.gz")
 ROWS = [{"premise": f"It rained {n} times.", "label": n % 2, "idx": n} for n in range(7)]
 
 

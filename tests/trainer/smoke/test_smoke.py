@@ -27,7 +27,7 @@ from trainer.models import ARCHITECTURES, load_architecture
 from trainer.protocol import GRAPH_FILES, SmokeResult
 from trainer.sandbox import get_driver
 from trainer.smoke import child, traced_files
-from trainer.smoke.findings import SmokeLimits, check_size, describe_failure, explain_kill, list_hints
+from trainer.smoke.findings import SmokeLimits, check_size, describe_failure, list_hints
 from trainer.smoke.report import TraceReport
 from trainer.smoke.small_model import TrainingResult
 from trainer.smoke.traced_files import read_sandbox_graphs
@@ -244,22 +244,6 @@ def test_fault_of_the_machine_or_the_command_line_is_no_finding(
     command.raise_other_faults(person, report, ExitCode.MODEL_ERROR)
     with pytest.raises(command.SmokeTestError, match="failed on this machine"):
         command.raise_other_faults(agent, report, ExitCode.INFRASTRUCTURE)
-
-
-@pytest.mark.parametrize(
-    ("exceeded", "code", "sentence"),
-    [
-        ("It used more than 3.0 GB of memory.", 137, "Out of memory while its full size was traced: it used more"),
-        ("It ran longer than 900 seconds.", 137, "Too slow: it ran longer than 900 seconds while its full size"),
-        ("It created more than 50,000 files.", 137, "It exceeded its limits while its full size was traced: it"),
-        (None, 139, "It crashed with a segmentation fault while its full size was traced."),
-    ],
-)
-def test_killed_process_is_explained(exceeded: str | None, code: int, sentence: str) -> None:
-    found = explain_kill("sizes", exceeded, code)
-    assert found is not None
-    assert found.text.startswith(sentence)
-    assert explain_kill("sizes", None, 1) is None, "exit code 1 is a fault of this machine"
 
 
 @pytest.mark.slow

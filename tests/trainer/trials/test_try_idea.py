@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 import xml.etree.ElementTree as ElementTree
@@ -29,7 +28,7 @@ from trainer.trials.plan import (
     plan_trials,
 )
 from trainer.trials.plot import LossPlot
-from trainer.trials.trial_runner import SCORE, TrialError, TrialRunner, load_record
+from trainer.trials.trial_runner import SCORE, TrialRunner, load_record
 
 IDEA = Entry(arch="smear", flags=("--model.depth=3",))
 
@@ -94,20 +93,6 @@ def test_finished_runs_are_reused_and_verdict_is_printed(
     results = parse_results([load_record(trial) for trial in plan.trials])
     lines = LossPlot.from_comparison(compare_entries(results, "gpt"), results).to_text().splitlines()
     assert "o" in lines[0]  # the smallest rung has the largest loss
-
-
-@pytest.mark.slow
-def test_run_is_trained_and_scored_and_failure_is_reported(dataset_folder: Path, tmp_path: Path) -> None:
-    tiny = ("--model.depth=2", "--model.width=32", "--model.heads=2")
-    fine = build_plan(tmp_path, Entry(arch="gpt", flags=tiny), budget="4steps").trials[-1]
-    runner = TrialRunner(dataset_folder, "cpu-ladder", jobs=1)
-    ((trial, record),) = runner.run_trials([fine])
-    assert trial == fine
-    assert 0 < record["bits_per_byte"] < 9
-    assert record["flops"] > 0
-    broken = dataclasses.replace(fine, entry=Entry(arch="gpt", flags=("--model.heads=7",)), folder=tmp_path / "broken")
-    with pytest.raises(TrialError, match="heads"):
-        list(TrialRunner(dataset_folder, "cpu-ladder", jobs=1).run_trials([broken]))
 
 
 # --- lists of settings ------------------------------------------------------------------------------------------------
