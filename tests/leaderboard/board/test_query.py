@@ -10,7 +10,8 @@ from django.test import Client
 from hypothesis import given
 from hypothesis import strategies as st
 
-from leaderboard.board.query import ROWS_PER_PAGE, SORTS, BoardQuery, load_board_rows
+from leaderboard.board import query, table
+from leaderboard.board.query import SORTS, BoardQuery, load_board_rows
 from leaderboard.board.table import build_board_table
 from leaderboard.models import Run, Score
 from leaderboard.rankings.standings_store import load_standings
@@ -69,16 +70,18 @@ def test_board_columns_can_be_chosen_and_empty_ones_are_hidden(client: Client) -
     assert 'href="?sort=tokens&amp;columns=author,tokens"' in custom_page, "sort links keep the chosen columns"
 
 
-def test_long_board_is_paginated(client: Client) -> None:
+def test_long_board_is_paginated(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (query, table):
+        monkeypatch.setattr(module, "ROWS_PER_PAGE", 5)
     track, _ = boards.create_board()
-    for number in range(ROWS_PER_PAGE):
+    for number in range(5):
         boards.create_scored_run(
             scene.create_entry(track, f"Idea {number}", sha=f"{500 + number:040x}"), 1.3 + number / 1000
         )
 
     first, second = list_titles(client), list_titles(client, "?page=2")
 
-    assert len(first) == ROWS_PER_PAGE + 1, "the first page also shows the baseline"
+    assert len(first) == 6, "the first page also shows the baseline"
     assert first[0] == "main, 3 March"
     assert len(second) == 4
     assert b'href="?page=2#results"' in client.get("/").content
