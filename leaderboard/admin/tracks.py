@@ -40,7 +40,7 @@ class SwarmSizesWidget(forms.MultiWidget):
     """A number for each size of a swarm, with its name as placeholder."""
 
     def __init__(self) -> None:
-        attributes = {"style": "width: 8em", "min": 1}
+        attributes = {"class": "swarm-size", "min": 1}
         super().__init__({name: forms.NumberInput({**attributes, "placeholder": name}) for name in SWARM_NUMBERS})
 
     def decompress(self, value: Any) -> list[Any]:

@@ -100,7 +100,7 @@ def write_description(options: argparse.Namespace, config: dict[str, Any]) -> st
         "contact": options.contact or run_git("log", "-1", "--format=%ae"),
         "config": json.dumps(config) if config else "",
     }
-    return "\n".join(["---", *(f"{name}: {value}" for name, value in fields.items() if value), "---"])
+    return "\n".join(["---", *(f"{key}: {value}" for key, value in fields.items() if value or key == "track"), "---"])
 
 
 def build_form_address(options: argparse.Namespace, title: str, body: str) -> str | None:

@@ -234,9 +234,7 @@ def test_admin_index_lists_failures_next_nights_and_used_time(
     assert "Solar events" not in page
 
 
-def test_signing_in_leads_maintainers_to_the_admin_and_others_to_their_nodes(
-    client: Client, maintainer_client: Client, settings: Any
-) -> None:
+def test_signing_in_leads_staff_to_the_admin_and_others_to_their_nodes(maintainer_client: Client) -> None:
     User.objects.create_user("mira", password="a-long-one")
     User.objects.filter(username="mara").update(password=User.objects.get(username="mira").password)
     for name, address in (("mira", "/sponsors/mine/"), ("mara", "/admin/")):

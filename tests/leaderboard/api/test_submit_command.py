@@ -44,6 +44,8 @@ def test_submit_prints_description_that_site_can_parse(
     assert (parsed.hypothesis, parsed.expected_effect, parsed.contact) == (HYPOTHESIS, "3 % less compute", "@ada")
     assert parsed.config == {"model": {"depth": 3}}
     assert title == checkout.git("log", "-1", "--format=%s")
+    assert dailytrain(["submit", *FLAGS]) == 0
+    assert "---\ntrack: \n" in capsys.readouterr().out, "the required field is there to fill in"
 
 
 @pytest.mark.usefixtures("instant_outbox")
