@@ -251,8 +251,7 @@ class Track(models.Model):
         on_delete=models.PROTECT,
         related_name="next_tracks",
         verbose_name="qualifying track",
-        help_text="Architectures start there, and move up once the interval of their multiplier is above 1. Empty: they "
-        "start here.",
+        help_text="Entries start there, and move up once they are above 1 with confidence. Empty: they start here.",
     )
     approval = models.CharField(
         max_length=10,

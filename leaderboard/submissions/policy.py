@@ -1,7 +1,7 @@
 """Approval by policy: tracks approve traced entries without a maintainer, within GPU-hours of a day.
 
-A decision is the column `Entry.obstacle`, or the approval; each writes an Event of the kind `policy.<decision>`. Entries
-that wait for hours, or for the end of a pause, are decided again by beat.
+A decision is the column `Entry.obstacle`, or the approval; each writes an Event of the kind `policy.<decision>`. Beat
+decides again about entries that wait for hours, or for the end of a pause.
 """
 
 from __future__ import annotations
