@@ -13,6 +13,8 @@ from django.urls import reverse
 
 from leaderboard import permissions, runs, tasks
 from leaderboard.integrations.github import entry_status
+from leaderboard.integrations.github.front_matter import FrontMatter
+from leaderboard.integrations.github.sync import explain_withdrawal
 from leaderboard.models import ApprovalLimits, Entry, PullRequest, Run, Season, Standing, StandingsTable, Track
 from leaderboard.notifications.topics import is_waiting_for_approval
 from leaderboard.schedule.track_templates import create_track
@@ -281,6 +283,18 @@ def test_held_or_withdrawn_entry_does_not_move_up(open_track: Track, second_trac
     assert stations.move_entries_up(open_track) == 0
     policy.set_held(held, False, "mara")
     assert stations.move_entries_up(open_track) == 1
+
+
+def test_sync_of_pull_request_keeps_entries_of_the_chain(open_track: Track, second_track: Track) -> None:
+    first = propose_entry(open_track, 1)
+    decide(first)
+    moved, _ = stations.enter_station(first, second_track, "site")
+    Track.objects.create(slug="other", name="Other", season=open_track.season, budget="9steps", expected_seconds=1)
+    pull = first.pull_request
+    pull.head_sha = first.sha
+    for requested, withdrawn in (("small", []), ("second", []), ("other", [first, moved])):
+        found = [one for one in (first, moved) if explain_withdrawal(pull, FrontMatter(track=requested), one)]
+        assert found == withdrawn
 
 
 def test_maintainer_lifts_holds_and_releases_entries(
