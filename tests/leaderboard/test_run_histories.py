@@ -224,6 +224,7 @@ history_of_approvals = st.lists(
         st.tuples(st.just("score"), st.tuples(number_of_entry, st.sampled_from([None, 0.9, 1.0, 1.1]))),
         st.tuples(st.sampled_from(["decide", "move up", "pause", "resume"]), st.just(0)),
         st.tuples(st.just("hours pass"), st.integers(1, 25)),
+        st.tuples(st.just("flood"), st.integers(1, 2)),
         st.tuples(st.just("policy"), st.sampled_from(Track.Approval.values)),
     ),
     max_size=25,
@@ -254,6 +255,10 @@ class PolicyWorld:
         if step == "submit":
             author, number, smoke = value
             propose_entry(self.track, number, author, smoke=smoke)
+        elif step == "flood":  # more good ideas of an author than a day has hours
+            for _ in range(3):
+                propose_entry(self.track, 10 + Entry.objects.count(), value)
+            policy.decide_entries()
         elif step == "decide":
             policy.decide_entries()
         elif step == "move up":
