@@ -23,6 +23,7 @@ INTERVAL_TASKS: dict[str, tuple[str, int]] = {
     "Apply the opening hours of tracks": ("leaderboard.tasks.update_track_hours", 15),
     "Choose the nodes of nights": ("leaderboard.tasks.update_night_needs", 15),
     "Recompute stale standings": ("leaderboard.tasks.recompute_stale_standings", 15),
+    "Approve entries by policy": ("leaderboard.tasks.apply_policies", 60),
     "Confirm record candidates": ("leaderboard.tasks.update_confirmations", 60),
     "Publish and score releases": ("leaderboard.tasks.publish_and_score_releases", 60),
     "Fine-tune releases": ("leaderboard.tasks.finetune_releases", 60),

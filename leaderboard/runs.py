@@ -250,7 +250,10 @@ def has_unfinished_run(run: Run) -> bool:
 
 def has_used_attempt(run: Run) -> bool:
     """Return whether a run of its entry with its budget counts. Then only a maintainer starts another."""
-    return Run.objects.filter(entry=run.entry_id, budget=run.budget, counts=True).exists()
+    attempts = Run.objects.filter(entry=run.entry_id, budget=run.budget)
+    if run.entry.policy_approved_at is not None:  # it has the hours of one: cancelling early gives none back
+        return attempts.filter(started_at__isnull=False).exclude(cause="infrastructure").exists()
+    return attempts.filter(counts=True).exists()
 
 
 def lock_season_and_entry(season_id: int, entry_id: int) -> None:

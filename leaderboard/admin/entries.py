@@ -17,9 +17,9 @@ from django.views.decorators.http import require_POST
 from leaderboard import permissions, runs
 from leaderboard.admin.base import NoAddOrDeleteAdmin, act_on_each, get_user, list_field_names
 from leaderboard.graph_comparison import build_graph_view
-from leaderboard.models import Entry
+from leaderboard.models import ApprovalLimits, Entry
 from leaderboard.rankings.standings import compute_standings
-from leaderboard.submissions import intake, review
+from leaderboard.submissions import intake, policy, review, stations
 from leaderboard.submissions.intake import IntakeError
 
 MAX_SEEDS_QUEUED = 10
@@ -35,6 +35,14 @@ class ApprovalForm(forms.Form):
     impact = forms.IntegerField(min_value=-1000, max_value=1000, required=False)
 
 
+@admin.register(ApprovalLimits)
+class ApprovalLimitsAdmin(NoAddOrDeleteAdmin):
+    """One row, which the first look at the approval queue creates."""
+
+    list_display = ("__str__", "is_paused", "author_hours", "site_hours")
+    readonly_fields = ("is_paused",)  # the button of the queue, which records an Event
+
+
 @admin.register(Entry)
 class EntryAdmin(NoAddOrDeleteAdmin):
     """A decision applies to the SHA that the page showed, not to the entry."""
@@ -44,7 +52,7 @@ class EntryAdmin(NoAddOrDeleteAdmin):
     search_fields = ("title", "author", "sha", "architecture")
     list_select_related = ("track",)
     readonly_fields = [name for name in list_field_names(Entry) if name not in ("impact", "hypothesis", "title")]
-    actions = ("run_one_more_seed", "run_needed_seeds")
+    actions = ("run_one_more_seed", "run_needed_seeds", "lift", "hold", "release")
     change_list_template = "admin/leaderboard/entry/change_list.html"
 
     def has_change_permission(self, request: HttpRequest, obj: Entry | None = None) -> bool:
@@ -71,6 +79,30 @@ class EntryAdmin(NoAddOrDeleteAdmin):
 
         act_on_each(self, request, queryset.select_related("track__season"), act)
 
+    @admin.action(description="Lift to the next track, approved there", permissions=["change"])
+    def lift(self, request: HttpRequest, queryset: QuerySet[Entry]) -> None:
+        def act(entry: Entry) -> str:
+            lifted = stations.lift_entry(entry, get_user(request))
+            return f"{entry.title} is on {', '.join(station.track.name for station in lifted)}."
+
+        act_on_each(self, request, queryset.select_related("track__season"), act)
+
+    @admin.action(description="Hold: neither approve automatically nor move up", permissions=["change"])
+    def hold(self, request: HttpRequest, queryset: QuerySet[Entry]) -> None:
+        self.set_held(request, queryset, is_held=True)
+
+    @admin.action(description="Release held entries", permissions=["change"])
+    def release(self, request: HttpRequest, queryset: QuerySet[Entry]) -> None:
+        self.set_held(request, queryset, is_held=False)
+
+    def set_held(self, request: HttpRequest, queryset: QuerySet[Entry], *, is_held: bool) -> None:
+        def act(entry: Entry) -> str:
+            permissions.require_permission(get_user(request), "approve", entry)
+            policy.set_held(entry, is_held, get_user(request).get_username())
+            return f"{entry.title} is {'held' if is_held else 'not held'}."
+
+        act_on_each(self, request, queryset.select_related("track"), act)
+
     def queue_seeds(self, request: HttpRequest, entry: Entry, count: int) -> str:
         permissions.require_permission(get_user(request), "run", entry)
         more = runs.queue_more_seeds(entry, count, actor=get_user(request).get_username())
@@ -88,6 +120,7 @@ class EntryAdmin(NoAddOrDeleteAdmin):
         wrap, prefix = self.admin_site.admin_view, "leaderboard_entry_"
         return [
             path("queue/", wrap(self.queue), name=f"{prefix}queue"),
+            path("queue/pause/", wrap(require_POST(self.pause)), name=f"{prefix}pause"),
             path("<int:entry_id>/approve/", wrap(require_POST(self.approve)), name=f"{prefix}approve"),
             path("<int:entry_id>/reject/", wrap(require_POST(self.reject)), name=f"{prefix}reject"),
             *super().get_urls(),
@@ -110,10 +143,19 @@ class EntryAdmin(NoAddOrDeleteAdmin):
             **self.admin_site.each_context(request),
             "title": "Waiting for approval",
             "waiting": waiting,
+            "limits": ApprovalLimits.load(),
+            "can_pause": permissions.is_maintainer(get_user(request)),
             "decided": entries.exclude(approved_by=None).order_by("-approved_at")[:DECISIONS_SHOWN],
             "opts": self.opts,
         }
         return TemplateResponse(request, "admin/leaderboard/entry/queue.html", context)
+
+    def pause(self, request: HttpRequest) -> HttpResponse:
+        """Pause or resume all automatic approvals."""
+        if not permissions.is_maintainer(get_user(request)):
+            raise PermissionDenied
+        policy.set_paused(request.POST.get("paused") == "yes", get_user(request).get_username())
+        return HttpResponseRedirect(reverse("admin:leaderboard_entry_queue"))
 
     def change_view(
         self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: dict[str, Any] | None = None

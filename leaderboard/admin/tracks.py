@@ -99,8 +99,8 @@ class TrackForm(forms.ModelForm):  # type: ignore[type-arg]
 @admin.register(Track)
 class TrackAdmin(ChangedFieldsAdmin):
     form = TrackForm
-    list_display = ("name", "slug", "kind", "season", "budget", "needs_labels", "is_default", "nightly", "position")
-    list_select_related = ("season",)
+    list_display = ("name", "slug", "kind", "season", "budget", "qualifier", "approval", "is_default", "nightly")
+    list_select_related = ("season", "qualifier")
     prepopulated_fields = {"slug": ("name",)}
     inlines = (TrackHoursInline,)
     raw_id_fields = ("start_run",)

@@ -17,7 +17,8 @@ from leaderboard.models.entries import EntryDict
 from leaderboard.models.runs import RunDict
 from leaderboard.models.standings import EstimateDict
 from leaderboard.rankings.standings_store import load_standings
-from leaderboard.submissions import run_estimates
+from leaderboard.submissions import run_estimates, stations
+from leaderboard.submissions.stations import StationDict
 
 router = Router()
 
@@ -27,6 +28,7 @@ class EntryPage(Page):
 
 
 class EntryDetail(EntryDict):
+    stations: list[StationDict]  # its way through the chain of tracks; empty without one
     smoke: dict[str, Any]
     smoke_sentence: str
     graph: dict[str, Any] | None  # what `dailytrain graph --json` prints; null before it is traced
@@ -63,6 +65,7 @@ def get_entry(request: HttpRequest, entry_id: int) -> EntryDetail:
     ahead = run_estimates.estimate_run(entry) if run_estimates.is_before_start(entry) else None
     return {
         **entry.to_dict(),
+        "stations": [station.to_dict() for station in stations.list_stations(entry)],
         "smoke": entry.smoke,
         "smoke_sentence": entry.smoke_sentence,
         "graph": graph.summary if graph else None,

@@ -27,13 +27,13 @@ class BoardRun(RunWithScores):
 
 @router.get("/tracks", response=list[TrackDict])
 def tracks(request: HttpRequest) -> list[TrackDict]:
-    return [track.to_dict() for track in Track.objects.select_related("season")]
+    return [track.to_dict() for track in Track.objects.select_related("season", "qualifier")]
 
 
 @router.get("/tracks/{slug}", response=TrackDict)
 def get_track(request: HttpRequest, slug: str) -> TrackDict:
     """One track and its settings."""
-    return get_object_or_404(Track.objects.select_related("season"), slug=slug).to_dict()
+    return get_object_or_404(Track.objects.select_related("season", "qualifier"), slug=slug).to_dict()
 
 
 @router.get("/seasons", response=list[SeasonDict])

@@ -133,6 +133,7 @@ def store_smoke_result(entry: Entry, passed: bool | None, message: str, numbers:
         message=f"Smoke test {verdict}: {message}",
         smoke={**numbers, "passed": passed},
         smoke_sentence=message,
+        obstacle="",
     )
     entry.refresh_from_db()
 

@@ -30,6 +30,9 @@ class EntryDict(TypedDict):
     track: str
     hypothesis: str
     url: str
+    is_held: bool
+    obstacle: str  # why the track's policy does not approve it; empty if it does, or has not decided
+    duplicate_of: int | None
     changed_files: list[str]
     bundle: str | None
     created_at: str
@@ -59,6 +62,21 @@ class Entry(models.Model):
         APPROVED = "approved"
         REJECTED = "rejected"
         WITHDRAWN = "withdrawn"
+
+    class Obstacle(models.TextChoices):
+        """Why an entry is not approved by its track's policy."""
+
+        HELD = "held", "A maintainer holds it."
+        PAUSED = "paused", "Automatic approvals are paused."
+        PYTHON = "python", "It is not an architecture that is traced, so a maintainer reads its Python."
+        REOPENED = "reopened", "It was approved automatically before, so a maintainer decides."
+        SMOKE = "smoke", "Its smoke test has not passed."
+        CAPS = "caps", "It has no graph within the season's caps."
+        DUPLICATE = "duplicate", "Another entry has the same graph and recipe."
+        ANONYMOUS = "anonymous", "Its author is not known to GitHub or this site, so a maintainer decides."
+        UNKNOWN = "unknown", "Its author has no scored entry yet, so a maintainer decides."
+        AUTHOR_HOURS = "author_hours", "Its author's GPU-hours of a day are used; it is decided again by itself."
+        SITE_HOURS = "site_hours", "The site's GPU-hours of a day are used; it is decided again by itself."
 
     MAIN_VARIANT = "main"
     """Variant of the entries that the site makes of main's commits. Other submissions cannot use it."""
@@ -129,6 +147,17 @@ class Entry(models.Model):
         settings.AUTH_USER_MODEL, null=True, blank=True, on_delete=models.SET_NULL, related_name="+"
     )
     approved_at = models.DateTimeField(null=True, blank=True)
+    is_held = models.BooleanField(
+        default=False, db_default=False, help_text="It is not approved automatically, and does not move up."
+    )
+    obstacle = models.CharField(max_length=12, choices=Obstacle.choices, blank=True, default="", db_default="")
+    duplicate_of = models.ForeignKey("self", null=True, blank=True, on_delete=models.SET_NULL, related_name="+")
+    policy_approved_at = models.DateTimeField(
+        null=True, blank=True, help_text="When its track's policy approved it. It stays after a withdrawal."
+    )
+    policy_hours = models.FloatField(
+        default=0, db_default=0, help_text="GPU-hours that this took from its author's and the site's of a day."
+    )
     created_at = models.DateTimeField(default=timezone.now)
 
     objects = EntryQuerySet.as_manager()
@@ -155,6 +184,12 @@ class Entry(models.Model):
         return self.kind == self.Kind.MAIN or (bool(self.base_sha) and not self.changed_files)
 
     @property
+    def needs_person(self) -> bool:
+        """Whether it waits for a decision that its track's policy leaves to a person."""
+        is_manual = self.track.approval == Track.Approval.MAINTAINER or self.obstacle in FOR_PERSONS
+        return self.state == self.State.PROPOSED and is_manual and not self.is_held
+
+    @property
     def public_repository(self) -> str:
         """Return its URL; empty for a folder of the server."""
         return self.repository if web_address(self.repository) else ""
@@ -166,6 +201,11 @@ class Entry(models.Model):
             EntryDict,
             repository=self.public_repository,
             track=self.track.slug,
+            duplicate_of=self.duplicate_of_id,
             created_at=self.created_at.isoformat(),
             page=self.get_absolute_url(),
         )
+
+
+FOR_PERSONS = (Entry.Obstacle.PYTHON, Entry.Obstacle.REOPENED, Entry.Obstacle.ANONYMOUS, Entry.Obstacle.UNKNOWN)
+"""Obstacles that neither time nor another commit removes."""

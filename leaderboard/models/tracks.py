@@ -71,6 +71,8 @@ class TrackDict(TypedDict):
     suite: list[str]
     nightly: bool
     is_default: bool
+    qualifier: str | None  # slug of the track on which an entry starts
+    approval: str
     page: str
 
 
@@ -116,6 +118,13 @@ class Track(models.Model):
         COMMUNITY = "community"  # wanted by many: those of the most impact first
         PLAYGROUND = "playground"  # a hypothesis and a small model first; gives way to a nightly
         SWARM = "swarm"  # one model trained by many machines together
+
+    class Approval(models.TextChoices):
+        """Whose traced entries are approved without a maintainer, within `ApprovalLimits`."""
+
+        MAINTAINER = "maintainer", "nobody's: a maintainer approves each commit"
+        KNOWN = "known", "authors with a scored entry"
+        ANYONE = "anyone", "anyone signed in to GitHub"
 
     slug = models.SlugField(unique=True)
     name = models.CharField(max_length=80)
@@ -235,6 +244,22 @@ class Track(models.Model):
         help_text="Each new release of a run on that track starts one run here, from its weights. Empty: none.",
     )
     follows_since = models.DateTimeField(null=True, blank=True, editable=False)
+    qualifier = models.ForeignKey(
+        "self",
+        null=True,
+        blank=True,
+        on_delete=models.PROTECT,
+        related_name="next_tracks",
+        verbose_name="qualifying track",
+        help_text="Entries start there, and move up once they are above 1 with confidence. Empty: they start here.",
+    )
+    approval = models.CharField(
+        max_length=10,
+        choices=Approval.choices,
+        default=Approval.MAINTAINER,
+        db_default=Approval.MAINTAINER,
+        help_text="Whose traced entries are approved without a maintainer, within the hours of the approval limits.",
+    )
     needs_memory_bytes = models.BigIntegerField(
         default=0, help_text="Memory that a node must have. The memory limit of the job is in `limits`."
     )
@@ -288,6 +313,7 @@ class Track(models.Model):
             self.check_swarm()
             self.check_traced()
             self.check_followed()
+            self.check_chain()
             Budget.parse(self.trial_budget or self.budget)
             self.rungs()
             self.check_milestones()
@@ -338,6 +364,24 @@ class Track(models.Model):
             )
         if self.kind == self.Kind.SWARM:
             raise ValueError(f"{name}: a swarm starts from scratch")
+
+    def check_chain(self) -> None:
+        """Raise ValueError unless entries can qualify for the track, and policy approves graphs only."""
+        if self.approval != self.Approval.MAINTAINER and not self.is_traced:
+            raise ValueError("approval: only a maintainer approves the Python of an untraced track")
+        if self.qualifier and not (self.is_traced and self.qualifier.is_traced and self.qualifier.ladder):
+            raise ValueError("qualifying track: both tracks are traced, and it has a ladder that gives multipliers")
+        before = self.qualifier
+        while before is not None:
+            if before.pk == self.pk:
+                raise ValueError("qualifying track: the chain of tracks leads back to this one")
+            before = before.qualifier
+
+    def list_earlier(self) -> list[Track]:
+        """Return the tracks of its season on which an entry qualifies for it, the first one first."""
+        before = self.qualifier
+        is_linked = before is not None and before.season_id == self.season_id
+        return [*before.list_earlier(), before] if before is not None and is_linked else []
 
     def check_milestones(self) -> None:
         """Raise ValueError unless one spacing is a multiple of the other: a run sends weights at one spacing only."""
@@ -472,4 +516,7 @@ class Track(models.Model):
         season = self.season
         names = ("corpus", "tokenizer", "dataset_hash", "test_tokens")
         pins = {name: getattr(season, name) for name in names}
-        return build_dict(self, TrackDict, **pins, season=season.name, page=self.get_absolute_url())
+        qualifier = self.qualifier.slug if self.qualifier else None
+        return build_dict(
+            self, TrackDict, **pins, season=season.name, qualifier=qualifier, page=self.get_absolute_url()
+        )

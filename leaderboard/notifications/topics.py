@@ -138,7 +138,7 @@ class ApprovalTopic(Topic):
 
 def is_waiting_for_approval(entry: Entry) -> bool:
     """Return whether only the approval is missing."""
-    return entry.state == Entry.State.PROPOSED and entry.smoke.get("passed", True) is not False
+    return entry.needs_person and entry.smoke.get("passed", True) is not False
 
 
 class AlertTopic(Topic):

@@ -61,6 +61,19 @@ TRACK: dict[str, Any] = {
     "nightly": True,
 }
 TRACK_SLUG = "small"
+FIRST_STATION_SLUG = "seconds"
+FIRST_STATION: dict[str, Any] = {
+    **TRACK,
+    "name": "A few seconds on two cores",
+    "description": "Where entries start: those above 1 with confidence move up to half a minute.",
+    "budget": "6e11flops",
+    "expected_seconds": 7.0,
+    "ladder": {"rungs": [1 / 2, 1, 2], "seeds": 3},
+    "approval": Track.Approval.ANYONE,
+    "is_default": False,
+    "nightly": False,
+    "position": 1,
+}
 MORE_ARCHITECTURES = {
     # architecture: title, hypothesis
     "smear": ("Smeared keys", "A key mixed with the one before it finds induction patterns one block earlier."),
@@ -199,6 +212,11 @@ def enter_after_first_run() -> bool:
 
 
 def enter_architectures(track: Track) -> None:
+    """Create the first station, whose ladder needs main's entry, and enter what is on main."""
+    fields = {**FIRST_STATION, "season": track.season}
+    station, created = Track.objects.get_or_create(slug=FIRST_STATION_SLUG, defaults=fields)
+    if created:
+        Track.objects.filter(pk=track.pk).update(qualifier=station)
     for architecture in MORE_ARCHITECTURES:
         enter_architecture(track, architecture)
 
@@ -209,7 +227,7 @@ def enter_architecture(track: Track, architecture: str) -> None:
         return
     title, hypothesis = MORE_ARCHITECTURES[architecture]
     entry = intake.submit_entry(
-        settings.MAIN_REPOSITORY, baseline.sha, title, architecture, track, hypothesis=hypothesis
+        settings.MAIN_REPOSITORY, baseline.sha, title, architecture, track, hypothesis=hypothesis, skips_stations=True
     )
     intake.approve_entry(
         entry, entry.sha, None, message="Approved by the site: it is part of main, which was reviewed."

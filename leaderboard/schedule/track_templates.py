@@ -92,6 +92,7 @@ TEMPLATES: dict[str, dict[str, Any]] = {
     "night-h200": build_night("H200"),
     "playground-h100": {
         "name": "Two hours on one H100",
+        "approval": Track.Approval.KNOWN,
         "description": "For pull requests: large enough to see whether an idea holds at scale.",
         "kind": Track.Kind.PLAYGROUND,
         "budget": "3e18flops",
@@ -143,6 +144,7 @@ TEMPLATES: dict[str, dict[str, Any]] = {
     },
     "ci-16gb": {
         "name": "A quarter of an hour on a small card",
+        "approval": Track.Approval.ANYONE,
         "description": "For GPUs of 16 to 20 GB: enough to see whether an idea learns, little enough for every commit.",
         "budget": "1e16flops",
         "expected_seconds": estimate_seconds(1e16, "RTX 4060 Ti"),
@@ -306,6 +308,8 @@ SWARM_TEMPLATES: dict[str, dict[str, Any]] = {
     }
 }
 """Tracks on which `gpt`, `smear` and `nanogpt` can train."""
+CHAIN = ("ci-16gb", "playground-h100", "night-h100")
+"""Templates of which each qualifies for the next."""
 RWKV_VOCABULARY = 65_536  # its world tokenizer
 
 
@@ -336,6 +340,17 @@ def create_track(
     checkpoint = initial_weights.get_checkpoint_at(start, step) if start and step is not None else None
     track = Track(slug=slug, season=season, start_run=start, start_checkpoint=checkpoint, **values)
     track.is_traced = track.is_traced and start is None
+    link_chain(track)
     track.full_clean()
     track.save()
+    for other in Track.objects.filter(season=season, slug__in=CHAIN).exclude(pk=track.pk):
+        link_chain(other)
+        other.save(update_fields=["qualifier"])
     return track
+
+
+def link_chain(track: Track) -> None:
+    """Let the nearest earlier track of `CHAIN` that the season has qualify for this one, if it is of the chain."""
+    earlier = CHAIN[: CHAIN.index(track.slug)] if track.slug in CHAIN and track.is_traced else ()
+    for slug in earlier:
+        track.qualifier = Track.objects.filter(season=track.season, slug=slug).first() or track.qualifier

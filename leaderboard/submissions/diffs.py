@@ -64,10 +64,6 @@ class FileDiff:
         for hunk in self.hunks:
             yield from hunk.lines
 
-    def added_lines(self) -> frozenset[int]:
-        """Return the line numbers of added lines in the new file."""
-        return frozenset(line.new for line in self.lines() if line.kind == "added" and line.new is not None)
-
     @property
     def visible_path(self) -> str:
         return escape_hidden(self.path)
@@ -89,10 +85,6 @@ def escape_hidden(text: str) -> str:
     return "".join(
         f"⟨U+{ord(char):04X}⟩" if char != "\t" and unicodedata.category(char) in HIDDEN else char for char in text
     )
-
-
-def has_hidden_characters(text: str) -> bool:
-    return escape_hidden(text) != text
 
 
 def parse_diff(text: str) -> list[FileDiff]:

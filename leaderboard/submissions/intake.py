@@ -208,10 +208,12 @@ def submit_entry(
     requested_by: AbstractBaseUser | None = None,
     pull_request: PullRequest | None = None,
     actor: str = SITE_ACTOR,
+    skips_stations: bool = False,
 ) -> Entry:
     """Return the entry of a commit, architecture, track and variant, which is created if it is new. `sha` may be a
     branch.
 
+    A traced architecture starts on the first track of the chain, unless it `skips_stations`.
     An empty `architecture` means the one whose file the commit changes. A commit that changes notebooks and no
     architecture is a notebook entry; its `architecture` is the notebook's name. Raises IntakeError.
     """
@@ -232,6 +234,8 @@ def submit_entry(
         notebooks = [part.model_dump() for part in series.parts]
     else:
         architecture = choose_architecture(commit, architecture)
+        if kind == Entry.Kind.ARCHITECTURE and not skips_stations:
+            track = [*track.list_earlier(), track][0]
         check_size(track, architecture, config or {})
     if url and not web_address(url):
         raise IntakeError(f"The address {url!r} must begin with https:// or http://.")

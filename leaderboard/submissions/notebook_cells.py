@@ -17,7 +17,6 @@ from typing import Any, Literal
 from django.utils.safestring import SafeString
 
 from leaderboard.markdown import render_markdown
-from leaderboard.submissions import code_flags as flags
 from leaderboard.submissions.diffs import escape_hidden
 
 MAX_BYTES = 8 * 2**20
@@ -47,7 +46,6 @@ class Cell:
     kind: Literal["code", "markdown", "raw"]
     source: str
     outputs: tuple[Output, ...] = ()
-    flags: tuple[flags.Flag, ...] = ()
 
     @property
     def visible_source(self) -> str:
@@ -74,7 +72,7 @@ def parse_notebook(contents: bytes) -> dict[str, Any]:
 
 
 def parse_cells(contents: bytes) -> list[Cell]:
-    """Return the cells of a notebook with flags, or raise NotebookError."""
+    """Return the cells of a notebook, or raise NotebookError."""
     return [parse_cell(number, given) for number, given in enumerate(parse_notebook(contents)["cells"], 1)]
 
 
@@ -82,8 +80,7 @@ def parse_cell(number: int, given: object) -> Cell:
     table: Mapping[str, Any] = given if isinstance(given, Mapping) else {}
     kind, source = table.get("cell_type"), join_text(table.get("source"))
     if kind == "code":
-        outputs = tuple(parse_outputs(table.get("outputs")))
-        return Cell(number, "code", source, outputs, tuple(flag_source(number, source)))
+        return Cell(number, "code", source, tuple(parse_outputs(table.get("outputs"))))
     return Cell(number, "markdown" if kind == "markdown" else "raw", source)
 
 
@@ -92,23 +89,6 @@ def join_text(text: object) -> str:
     if isinstance(text, list):
         return "".join(part for part in text if isinstance(part, str))
     return text if isinstance(text, str) else ""
-
-
-def flag_source(number: int, source: str) -> Iterator[flags.Flag]:
-    """Yield the flags of a code cell. Jupyter's magic and shell lines are flagged, then replaced by `pass`."""
-    path, python = f"cell {number}", []
-    lines = source.split("\n")
-    if source.startswith("%%"):
-        yield flags.Flag(path, 1, "process", escape_hidden(f"the magic {lines[0].split()[0]}"))
-        return
-    for at, line in enumerate(lines, 1):
-        command = line.strip()
-        if command.startswith(("!", "%")):
-            what = f"the shell: {command[:60]}" if command[0] == "!" else command.split()[0]
-            yield flags.Flag(path, at, "process", escape_hidden(what))
-            line = line[: len(line) - len(line.lstrip())] + "pass"
-        python.append(line)
-    yield from flags.find_flags(path, "\n".join(python), "", frozenset(range(len(lines) + 1)))
 
 
 def parse_outputs(given: object) -> Iterator[Output]:

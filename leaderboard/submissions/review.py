@@ -1,11 +1,10 @@
-"""Diffs of entries from main: for the review by a maintainer, with flags and notebooks, and for the public page.
+"""Diffs of entries from main: for the review by a maintainer, with notebooks, and for the public page.
 
 Diffs are untrusted. Public pages do not show git's error messages, since they may name folders of the server.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,9 +12,7 @@ from typing import Any
 from django.core.cache import cache
 
 from leaderboard.models import Entry
-from leaderboard.submissions import code_flags as flags
 from leaderboard.submissions import diffs, notebook_cells, repositories
-from leaderboard.submissions.code_flags import Flag
 from leaderboard.submissions.diffs import FileDiff, Hunk
 from leaderboard.submissions.notebook_cells import Cell, NotebookError
 from leaderboard.submissions.repositories import Mirror, RepositoryError
@@ -23,7 +20,7 @@ from leaderboard.submissions.repositories import Mirror, RepositoryError
 ERROR_CACHE_SECONDS = 60
 MAX_LINES = 600  # of all files of a public diff
 MAX_FILES = 30
-MAX_REVIEWED_FILES = 60  # further files of a larger change are shown without flags
+MAX_REVIEWED_FILES = 60  # notebooks of further files are not shown cell by cell
 
 
 @dataclass(frozen=True)
@@ -31,34 +28,8 @@ class FileReview:
     """One changed file. `problem`: why a notebook's cells cannot be shown."""
 
     file: FileDiff
-    flags: Sequence[Flag] = ()
     cells: Sequence[Cell] = ()
     problem: str = ""
-
-    @property
-    def parts(self) -> list[dict[str, Any]]:
-        """Return the hunks as rows of a line and its flags."""
-        flags_by_line: dict[int, list[Flag]] = {}
-        for flag in self.flags:
-            flags_by_line.setdefault(flag.line, []).append(flag)
-        return [
-            {
-                "heading": hunk.heading,
-                "rows": [
-                    {"line": line, "flags": flags_by_line.get(line.new or -1, []) if line.kind == "added" else []}
-                    for line in hunk.lines
-                ],
-            }
-            for hunk in self.file.hunks
-        ]
-
-    @property
-    def file_flags(self) -> list[Flag]:
-        return [flag for flag in self.flags if not flag.line]
-
-    @property
-    def all_flags(self) -> list[Flag]:
-        return [*self.flags, *(flag for cell in self.cells for flag in cell.flags)]
 
     @property
     def is_open(self) -> bool:
@@ -72,12 +43,6 @@ class Review:
 
     files: Sequence[FileReview] = ()
     problem: str = ""
-
-    @property
-    def counts(self) -> dict[str, int]:
-        """Return the number of flags by label, worst kind first."""
-        found = Counter(flag.kind for file in self.files for flag in file.all_flags)
-        return {label: found[kind] for kind, label in flags.KINDS.items() if found[kind]}
 
     @property
     def added(self) -> int:
@@ -115,20 +80,7 @@ def review_file(source: Mirror, entry: Entry, file: FileDiff) -> FileReview:
             return FileReview(file, cells=notebook_cells.parse_cells(source.read_file(entry.sha, file.path)))
         except NotebookError as error:
             return FileReview(file, problem=str(error))
-    if not file.path.endswith(".py"):
-        return FileReview(file, flag_hidden(file))
-    contents = (source.read_file(sha, file.path) for sha in (entry.sha, entry.base_sha))
-    after, before = (content.decode("utf-8-sig", "replace") for content in contents)
-    return FileReview(file, flags.find_flags(file.path, after, before, file.added_lines()))
-
-
-def flag_hidden(file: FileDiff) -> list[Flag]:
-    """Return the flags of a text that is not Python: its invisible characters."""
-    return [
-        Flag(file.path, line.new or 0, "hidden", "invisible characters")
-        for line in file.lines()
-        if line.kind == "added" and diffs.has_hidden_characters(line.text)
-    ]
+    return FileReview(file)
 
 
 def get_review_summary(entry: Entry) -> dict[str, Any]:
@@ -137,7 +89,7 @@ def get_review_summary(entry: Entry) -> dict[str, Any]:
     summary: dict[str, Any] | None = cache.get(key)
     if summary is None:
         review = review_entry(entry)
-        summary = {name: getattr(review, name) for name in ("added", "removed", "counts", "problem")}
+        summary = {name: getattr(review, name) for name in ("added", "removed", "problem")}
         summary["files"] = len(review.files)
         if not review.problem:
             cache.set(key, summary, diffs.CACHE_SECONDS)

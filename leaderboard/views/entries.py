@@ -18,7 +18,7 @@ from leaderboard.graph_comparison import build_graph_view
 from leaderboard.models import Entry, Run, Standing, StandingsTable
 from leaderboard.models.standings import get_entry_name
 from leaderboard.rankings.standings_store import load_results, load_standings, refresh_standings
-from leaderboard.submissions import review, smoke_tests
+from leaderboard.submissions import review, smoke_tests, stations
 from leaderboard.submissions import run_estimates as estimates
 from leaderboard.views.board import build_results_response, results_etag
 from scheduler.models import Event
@@ -39,7 +39,7 @@ class RunGroup:
 
 @require_safe
 def entry(request: HttpRequest, entry_id: int) -> HttpResponse:
-    entries = Entry.objects.select_related("track__season", "smoke_job", "pull_request")
+    entries = Entry.objects.select_related("track__season", "smoke_job", "pull_request", "duplicate_of")
     entry = get_object_or_404(entries, pk=entry_id)
     table = load_standings(entry.track, parse_axis(request.GET))
     rows = load_rows(table, entry)
@@ -59,6 +59,7 @@ def entry(request: HttpRequest, entry_id: int) -> HttpResponse:
         "graph": build_graph_view(entry),
         "smoking": smoke_tests.is_running(entry),
         "estimate": estimates.estimate_run(entry) if estimates.is_before_start(entry) else None,
+        "stations": stations.list_stations(entry),
         "events": list(Event.objects.about(entry)),
     }
     return render(request, "leaderboard/entry.html", context)

@@ -1,4 +1,7 @@
-"""Property tests: runs and their jobs agree after any history of reports, requests and rulings, and none is stuck."""
+"""Property tests: runs and their jobs agree after any history of reports, requests and rulings, and none is stuck.
+
+No history of automatic approvals exceeds the hours of a day, or approves or moves up what it must not.
+"""
 
 from __future__ import annotations
 
@@ -15,15 +18,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from leaderboard import actions
-from leaderboard.models import Entry, Run
+from leaderboard.models import ApprovalLimits, Entry, Run, TracedGraph, Track
 from leaderboard.run_states import RunError
-from leaderboard.submissions import intake
+from leaderboard.submissions import intake, policy, stations
 from leaderboard.submissions.intake import IntakeError
 from scheduler import lease_sweeper, leases, transitions, uploads
 from scheduler.errors import LeaseEndedError
 from scheduler.models import Job, Lease, Node
 from tests.leaderboard.conftest import SCORE_RESULT
 from tests.leaderboard.job_handlers.test_train import upload_file
+from tests.leaderboard.submissions.test_policy import add_standing, propose_entry
 from trainer import protocol
 
 pytestmark = pytest.mark.sql
@@ -201,4 +205,127 @@ def test_run_and_job_agree_after_any_history(
         stuck = Run.objects.filter(entry=world.entry_id, state__in=Run.UNFINISHED).exclude(job__state=Job.State.HELD)
         stuck = stuck.exclude(score_job__state=Job.State.HELD)
         assert not [run for run in stuck if run.state != Run.State.WAITING], "a run that nothing can move"
+        transaction.set_rollback(True)
+
+
+# --- automatic approvals ----------------------------------------------------------------------------------------------
+
+AUTHOR_HOURS, SITE_HOURS = 2.0, 3.0
+SMOKE_RESULTS: tuple[dict[str, Any], ...] = ({"passed": True}, {"passed": False}, {"passed": None}, {})
+number_of_entry = st.integers(0, 4)
+history_of_approvals = st.lists(
+    st.one_of(
+        # The author, which of three graphs, and what its smoke test left.
+        st.tuples(st.just("submit"), st.tuples(st.integers(1, 2), st.integers(1, 3), st.sampled_from(SMOKE_RESULTS))),
+        st.tuples(st.just("submit"), st.tuples(st.integers(1, 2), st.integers(1, 3), st.just(SMOKE_RESULTS[0]))),
+        st.tuples(
+            st.sampled_from(["cap", "untraced", "hold", "release", "withdraw", "reopen", "lift"]), number_of_entry
+        ),
+        st.tuples(st.just("score"), st.tuples(number_of_entry, st.sampled_from([None, 0.9, 1.0, 1.1]))),
+        st.tuples(st.sampled_from(["decide", "move up", "pause", "resume"]), st.just(0)),
+        st.tuples(st.just("hours pass"), st.integers(1, 25)),
+        st.tuples(st.just("flood"), st.integers(1, 2)),
+        st.tuples(st.just("policy"), st.sampled_from(Track.Approval.values)),
+    ),
+    max_size=25,
+)
+
+
+class PolicyWorld:
+    """Two tracks of an hour, of which the first qualifies for the second, and two authors."""
+
+    def __init__(self, track: Track, maintainer: User) -> None:
+        hour = {"expected_seconds": 3600.0, "is_traced": True, "approval": Track.Approval.ANYONE, "seeds": 1}
+        Track.objects.filter(pk=track.pk).update(**hour, ladder={"rungs": [1], "seeds": 1})
+        self.track, self.maintainer = Track.objects.select_related("season").get(pk=track.pk), maintainer
+        known = {
+            "slug": "second",
+            "name": "Second",
+            "season": track.season,
+            "budget": "40steps",
+            "config": track.config,
+        }
+        self.second = Track.objects.create(**known, qualifier=self.track, **hour)
+        ApprovalLimits.objects.create(pk=1, author_hours=AUTHOR_HOURS, site_hours=SITE_HOURS)
+        self.lifted: set[str] = set()
+        self.confident: set[str] = set()
+        """Commits that had an interval above 1 on the first track."""
+
+    def run_step(self, step: str, value: Any) -> None:
+        if step == "submit":
+            author, number, smoke = value
+            propose_entry(self.track, number, author, smoke=smoke)
+        elif step == "flood":  # more good ideas of an author than a day has hours
+            for _ in range(3):
+                propose_entry(self.track, 10 + Entry.objects.count(), value)
+            policy.decide_entries()
+        elif step == "decide":
+            policy.decide_entries()
+        elif step == "move up":
+            stations.move_entries_up(self.track)
+        elif step in ("pause", "resume"):
+            policy.set_paused(step == "pause", "mara")
+        elif step == "hours pass":
+            recent = Entry.objects.exclude(policy_approved_at=None)
+            recent.update(policy_approved_at=F("policy_approved_at") - timedelta(hours=value))
+        elif step == "policy":
+            Track.objects.filter(pk=self.track.pk).update(approval=value)
+        elif entries := list(Entry.objects.filter(track=self.track).select_related("track__season").order_by("pk")):
+            number, low = value if step == "score" else (value, None)
+            self.change_entry(step, entries[number % len(entries)], low)
+
+    def change_entry(self, step: str, entry: Entry, low: float | None) -> None:
+        if step == "cap":
+            TracedGraph.objects.filter(entry=entry, runs=None).update(problem="Too large.")
+        elif step == "untraced":
+            Entry.objects.filter(pk=entry.pk, state=Entry.State.PROPOSED).update(kind=Entry.Kind.OPEN)
+        elif step in ("hold", "release"):
+            policy.set_held(entry, step == "hold", "mara")
+        elif step == "score" and entry.runs.exists():
+            entry.runs.update(counts=True)
+            add_standing(entry, low)
+            self.confident |= {entry.sha} if low and low > 1 else set()
+        elif step == "reopen":
+            intake.reopen_entry(entry, "Once more.")
+        elif step == "withdraw" and entry.state != Entry.State.WITHDRAWN:
+            intake.withdraw_entry(entry)
+        elif step == "lift" and entry.state in (Entry.State.PROPOSED, Entry.State.APPROVED):
+            self.lifted.add(entry.sha)
+            stations.lift_entry(entry, self.maintainer)
+
+    def check(self, before: set[int]) -> None:
+        """Check the rows, and the conditions of what was approved by policy since `before`."""
+        approved = Entry.objects.exclude(policy_approved_at=None).select_related("pull_request", "track")
+        recent = [entry for entry in approved if timezone.now() - entry.policy_approved_at < timedelta(hours=24)]
+        for author in (1, 2):
+            own = [entry.policy_hours for entry in recent if entry.pull_request.author_id == author]
+            assert sum(own) <= AUTHOR_HOURS
+        assert sum(entry.policy_hours for entry in recent) <= SITE_HOURS
+        for entry in approved.exclude(pk__in=before):
+            assert (entry.state, entry.kind, entry.smoke["passed"]) == ("approved", "architecture", True)
+            assert not entry.is_held
+            assert not ApprovalLimits.objects.get().is_paused
+            graph = TracedGraph.objects.get(job=entry.smoke_job)
+            assert not graph.problem, "an entry over a cap was approved"
+            equal = Entry.objects.filter(graphs__hash=graph.hash, track=entry.track).exclude(pk=entry.pk)
+            assert not equal.filter(state="approved").exists(), "a duplicate was approved"
+        moved = set(Entry.objects.filter(track=self.second).values_list("sha", flat=True))
+        assert moved <= self.confident | self.lifted, "an entry moved up without confidence above 1"
+
+
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
+@given(history=history_of_approvals)
+def test_automatic_approvals_keep_their_limits_after_any_history(
+    track: Track, maintainer: User, history: list[tuple[str, Any]]
+) -> None:
+    with transaction.atomic():
+        track.season.caps = {}
+        track.season.save()
+        world = PolicyWorld(track, maintainer)
+        for step, value in history:
+            before = set(Entry.objects.exclude(policy_approved_at=None).values_list("pk", flat=True))
+            world.run_step(step, value)
+            world.check(before)
         transaction.set_rollback(True)

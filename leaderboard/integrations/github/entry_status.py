@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Literal
 
 from leaderboard.formatting import share
-from leaderboard.models import Entry, Run, Standing, StandingsTable
+from leaderboard.models import Entry, Run, Standing, StandingsTable, Track
 from leaderboard.rankings import confirmations, explanations
 from leaderboard.rankings.standings_store import refresh_standings
 from leaderboard.schedule.start_estimates import estimate_starts
@@ -69,6 +69,10 @@ def get_approval_status(entry: Entry) -> EntryStatus:
     todo = f"A maintainer reads the diff, then writes `/approve {entry.sha[:8]}` here or approves it in the admin."
     if entry.kind in smoke_tests.SMOKE_KINDS and not entry.smoke:
         todo += " Before that, `/train smoke` by a maintainer starts the smoke test."
+    if entry.track.approval != Track.Approval.MAINTAINER and not entry.needs_person:
+        obstacle = entry.get_obstacle_display() or "Its track's policy decides within a minute."
+        message = f"Commit `{entry.sha[:8]}` is not approved yet. {obstacle}{smoke}"
+        todo = "" if entry.obstacle else "nothing, the decision comes by itself."
     return EntryStatus("Waits for approval", message, todo)
 
 

@@ -291,6 +291,8 @@ def explain_withdrawal(pull: PullRequest, request: FrontMatter | None, entry: En
         return f"A push replaced it by {pull.head_sha[:8]}."
     if request is None:
         return "" if entry.state == Entry.State.APPROVED else "The description no longer requests a run."
-    if request.problems or entry.track.slug in (request.track, *pull.fields.get("also", [])):
+    requested = {request.track, *pull.fields.get("also", [])}
+    requested |= {first.slug for track in list_tracks(pull, request) for first in track.list_earlier()}
+    if request.problems or requested & {track.slug for track in (*entry.track.list_earlier(), entry.track)}:
         return ""
     return f"The description requests {request.track} instead of {entry.track.slug}."

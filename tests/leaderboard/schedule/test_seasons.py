@@ -69,6 +69,10 @@ def test_bootstrap_site_creates_entries_and_runs_once(architectures_on_main: Non
     season = Season.objects.get()
     assert season.baseline == Entry.objects.get(kind="main")
     assert {run.reason for run in Run.objects.all()} == {"Approved; waits until the season's dataset is prepared."}
+    chain = Track.objects.get(slug="small").list_earlier()
+    assert [track.slug for track in chain] == ["seconds"]
+    for track in Track.objects.all():
+        track.full_clean()
     main_repository.commit("main goes on")
     run_command("bootstrap_site")
     assert Run.objects.count() == 4

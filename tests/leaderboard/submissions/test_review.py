@@ -1,4 +1,4 @@
-"""The review of a commit: complete diffs, flags of suspicious code and safe rendering of notebooks."""
+"""The review of a commit: complete diffs and safe rendering of notebooks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from leaderboard.models import Track
-from leaderboard.submissions import code_flags, diffs, intake, notebook_cells
+from leaderboard.submissions import diffs, intake, notebook_cells
 from leaderboard.submissions import review as vetting
 from leaderboard.submissions.notebook_cells import NotebookError
 from tests.leaderboard.conftest import Repository
@@ -66,57 +66,6 @@ def test_parsed_diff_of_any_text_raises_no_error(text: str) -> None:
         assert all(diffs.escape_hidden(line.text) == line.visible_text for line in file.lines())
 
 
-# --- code flags ------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("line", "kind", "subject"),
-    [
-        ("import socket", "network", "socket"),
-        ("from urllib import request as r", "network", "urllib.request"),
-        ("import torch; torch.hub.load('a')", "network", "torch.hub.load"),
-        ("from subprocess import run as go; go(['ls'])", "process", "subprocess.run"),
-        ("import os; os.execvp('a', [])", "process", "os.execvp"),
-        ("open('x')", "files", "open"),
-        ("import torch; torch.load('x')", "files", "torch.load"),
-        ("import ctypes as c; c.CDLL('x')", "native", "ctypes.CDLL"),
-        ("eval('1')", "code", "eval"),
-        ("import os; os.environ['A']", "surroundings", "os.environ"),
-        ("x = ().__class__.__subclasses__()", "surroundings", "__subclasses__"),
-        ("import torch.nn as n; n.Linear = None", "others", "torch.nn.Linear is set"),
-        ("import torch; setattr(torch, 'x', 1)", "others", "setattr of torch"),
-        (f"x = '{'a1' * 600}'", "hidden", "a string of 1,200 characters without words"),
-        ("import unknown_package", "import", "unknown_package"),
-        ("x = 1 # \u202e", "hidden", "invisible characters"),
-        ("x = = 1", "hidden", "not valid Python, so it has no other flags"),
-    ],
-)
-def test_suspicious_line_is_flagged(line: str, kind: str, subject: str) -> None:
-    flags = code_flags.find_flags("a.py", line, "", frozenset({1}))
-    assert (kind, subject) in {(flag.kind, flag.what) for flag in flags}
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "import torch.nn.functional as F; F.relu(x)",
-        "signal = model(x); signal.open = 1; self.eval()",
-        "from trainer.models.base import LanguageModel",
-        "x = 'words of a docstring, as people write them. ' * 2",
-        "code = platform = 3",
-    ],
-)
-def test_usual_model_code_is_not_flagged(line: str) -> None:
-    assert code_flags.find_flags("a.py", line, "", frozenset({1})) == []
-
-
-def test_only_added_lines_and_new_imports_are_flagged() -> None:
-    before = "import einx\nopen('x')\n"
-    after = "import einx\nopen('x')\nimport einx.deep\nimport einx\nopen('y')\n"
-    flags = code_flags.find_flags("a.py", after, before, frozenset({3, 4, 5}))
-    assert [(flag.line, flag.what) for flag in flags] == [(3, "einx.deep"), (5, "open")]
-
-
 # --- notebooks -------------------------------------------------------------------------------------------------------
 
 
@@ -153,15 +102,6 @@ def test_notebook_outputs_are_text_or_valid_images() -> None:
     ]
 
 
-def test_notebook_shell_lines_and_magics_are_flagged() -> None:
-    sources = ("if x:\n    !curl evil\nimport socket", "%%bash\nls", "%%bash\ud800\u202e")
-    first, second, third = notebook_cells.parse_cells(build_notebook(*map(build_code_cell, sources)))
-    assert [(flag.line, flag.kind) for flag in first.flags] == [(2, "process"), (3, "network")]
-    assert [flag.what for flag in second.flags] == ["the magic %%bash"]
-    assert "⟨U+202E⟩" in third.flags[0].what
-    assert "\ud800" not in third.flags[0].what
-
-
 @pytest.mark.parametrize("contents", [b"", b"{}", b"[1]", b'{"nbformat": 3, "cells": []}', b"\xff", b"[" * 100_000])
 def test_invalid_notebook_is_refused(contents: bytes) -> None:
     with pytest.raises(NotebookError, match="The notebook is not"):
@@ -185,7 +125,7 @@ def test_notebook_with_any_cells_raises_no_other_error(cells: list[object]) -> N
 # --- entries ---------------------------------------------------------------------------------------------------------
 
 
-def test_entry_review_lists_executed_files_first_with_flags(main_repository: Repository, track: Track) -> None:
+def test_entry_review_lists_executed_files_first(main_repository: Repository, track: Track) -> None:
     main_repository.git("checkout", "--quiet", "-b", "idea")
     files: dict[str, str | bytes] = {"trainer/models/gpt.py": "import socket\n", "trainer/train.py": "import os\n"}
     files |= {"a.txt": "x\u202e", "notebooks/n.ipynb": build_notebook(build_code_cell("!ls"))}
@@ -199,10 +139,4 @@ def test_entry_review_lists_executed_files_first_with_flags(main_repository: Rep
         ("trainer/train.py", False),
         ("a.txt", False),
     ]
-    assert review.counts == {
-        "Accesses a network": 1,
-        "Starts or controls processes": 1,
-        "Hard to read": 1,
-        "Imports something new": 1,
-    }
     assert vetting.get_review_summary(entry) == vetting.get_review_summary(entry)

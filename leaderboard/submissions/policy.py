@@ -1,0 +1,181 @@
+"""Approval by policy: tracks approve traced entries without a maintainer, within GPU-hours of a day.
+
+A decision is the column `Entry.obstacle`, or the approval; each writes an Event of the kind `policy.<decision>`. Beat
+decides again about entries that wait for hours, or for the end of a pause.
+"""
+
+from __future__ import annotations
+
+import logging
+from datetime import datetime, timedelta
+
+from allauth.socialaccount.models import SocialAccount
+from django.db import transaction
+from django.db.models import Q, Sum
+from django.utils import timezone
+
+from leaderboard import caps, graphs, runs
+from leaderboard.models import ApprovalLimits, Entry, Run, TracedGraph, Track
+from leaderboard.rankings.trust import RELIABLE
+from leaderboard.submissions import intake
+from scheduler import matching
+from scheduler.models import SITE_ACTOR, Event
+
+logger = logging.getLogger(__name__)
+Obstacle = Entry.Obstacle
+FINAL = (Obstacle.PYTHON, Obstacle.REOPENED, Obstacle.SMOKE)
+"""Obstacles that last until a person decides or another smoke test ends."""
+DAY = timedelta(hours=24)
+
+
+def decide_entries() -> int:
+    """Decide about the entries that wait on tracks with a policy, oldest first; return how many are approved.
+
+    No entry stops another. While nothing can be approved, only new ones get their decision.
+    """
+    waiting = Entry.objects.filter(state=Entry.State.PROPOSED, track__season__active=True).exclude(smoke={})
+    waiting = waiting.exclude(track__approval=Track.Approval.MAINTAINER).exclude(obstacle__in=FINAL)
+    limits, count = ApprovalLimits.load(), 0
+    if limits.is_paused or count_hours(Q(), timezone.now()) >= limits.site_hours:
+        waiting = waiting.filter(obstacle="")
+    for entry in waiting.select_related("track").order_by("pk"):
+        try:
+            count += decide_entry(entry)
+        except Exception:
+            logger.exception("No policy could decide about %s.", entry)
+    return count
+
+
+@transaction.atomic
+def decide_entry(entry: Entry) -> bool:
+    """Approve the entry, or store what prevents it; return whether it is approved now.
+
+    The locks serialize decisions: of two equal graphs, or two entries for the last hours, one is approved.
+    """
+    runs.lock_jobs(entry)
+    graphs.lock_season(entry.track.season_id)
+    rows = Entry.objects.select_for_update(of=("self",), no_key=True)
+    entry = rows.select_related("track__season", "pull_request").get(pk=entry.pk)
+    if entry.state != Entry.State.PROPOSED or entry.track.approval == Track.Approval.MAINTAINER:
+        return False
+    graph = find_graph(entry)
+    if graph is not None and caps.needs_baseline_graph(graph):
+        return False  # its smoke test continues with the baseline
+    limits = ApprovalLimits.objects.select_for_update().get(pk=ApprovalLimits.load().pk)
+    twin = find_duplicate(entry, graph) if graph is not None else None
+    now, hours = timezone.now(), compute_hours(entry.track)
+    obstacle = find_obstacle(entry, graph, twin) or find_limit(entry, limits, hours, now)
+    if obstacle:
+        store_obstacle(entry, obstacle, twin)
+        return False
+    Entry.objects.filter(pk=entry.pk).update(policy_approved_at=now, policy_hours=hours, obstacle="", duplicate_of=None)
+    message = f"Approved by the policy of {entry.track.name}: {hours:.2g} GPU-hours."
+    Event.record(SITE_ACTOR, entry, message, "policy.approved")
+    intake.approve_entry(entry, entry.sha, None)
+    return True
+
+
+def store_obstacle(entry: Entry, obstacle: Obstacle, twin: Entry | None) -> None:
+    changed = Entry.objects.filter(pk=entry.pk).exclude(obstacle=obstacle, duplicate_of=twin)
+    if changed.update(obstacle=obstacle, duplicate_of=twin):
+        Event.record(SITE_ACTOR, entry, f"Not approved automatically: {obstacle.label}", f"policy.{obstacle}")
+
+
+def find_obstacle(entry: Entry, graph: TracedGraph | None, twin: Entry | None) -> Obstacle | None:
+    """Return what prevents the approval, apart from the limits of a day. `twin`: an entry with the same graph."""
+    author = match_author(entry)
+    if entry.is_held:
+        return Obstacle.HELD
+    if entry.kind != Entry.Kind.ARCHITECTURE or not entry.track.is_traced:
+        return Obstacle.PYTHON
+    if entry.policy_approved_at is not None:
+        return Obstacle.REOPENED
+    if entry.smoke.get("passed") is not True:
+        return Obstacle.SMOKE
+    if graph is None:
+        return Obstacle.CAPS
+    if twin is not None:
+        return Obstacle.DUPLICATE
+    if author is None:
+        return Obstacle.ANONYMOUS
+    if entry.track.approval == Track.Approval.KNOWN and not has_scored_entry(author):
+        return Obstacle.UNKNOWN
+    return None
+
+
+def find_limit(entry: Entry, limits: ApprovalLimits, hours: float, now: datetime) -> Obstacle | None:
+    author = match_author(entry)
+    assert author is not None, "an unknown author is an obstacle"
+    if limits.is_paused:
+        return Obstacle.PAUSED
+    if count_hours(author, now) + hours > limits.author_hours:
+        return Obstacle.AUTHOR_HOURS
+    return Obstacle.SITE_HOURS if count_hours(Q(), now) + hours > limits.site_hours else None
+
+
+def find_graph(entry: Entry) -> TracedGraph | None:
+    """Return the graph that its smoke test left, if it is within the season's caps."""
+    found = entry.graphs.usable().filter(track=entry.track_id, season=entry.track.season_id, job=entry.smoke_job_id)
+    return found.select_related("entry", "season", "baseline_graph").first()
+
+
+def find_duplicate(entry: Entry, graph: TracedGraph) -> Entry | None:
+    """Return another entry of the track with an equal graph, recipe and batch that was earlier, decided or run.
+
+    The files of a graph include the recipe. Undecided later entries give way, and withdrawn ones that never ran.
+    """
+    equal = TracedGraph.objects.filter(track=graph.track_id, season=graph.season_id, hash=graph.hash)
+    batch = graph.config.get("train", {}).get("batch")
+    counts = Q(entry__state__in=[Entry.State.APPROVED, Entry.State.REJECTED]) | Q(entry__runs__counts=True)
+    undecided = Q(entry__state__in=intake.UNDECIDED_STATES, entry__lt=entry.pk)
+    others = equal.filter(counts | undecided).exclude(entry=entry).select_related("entry").order_by("entry")
+    return next((other.entry for other in others if other.config.get("train", {}).get("batch") == batch), None)
+
+
+def match_author(entry: Entry) -> Q | None:
+    """Return the condition for entries of the same author, by GitHub's id and by account; None if neither is known."""
+    number = str(entry.pull_request.author_id or "") if entry.pull_request else ""
+    user = entry.requested_by_id
+    if not number and user:
+        accounts = SocialAccount.objects.filter(provider="github", user=user)
+        number = accounts.values_list("uid", flat=True).first() or ""
+    own = Q(requested_by=user) if user else Q()
+    if number:
+        accounts = SocialAccount.objects.filter(provider="github", uid=number)
+        own |= Q(pull_request__author_id=int(number)) | Q(requested_by__in=accounts.values("user"))
+    return own or None
+
+
+def has_scored_entry(author: Q) -> bool:
+    scored = Run.objects.filter(state=Run.State.FINISHED, bits_per_byte__isnull=False, trust__in=RELIABLE)
+    return scored.filter(entry__in=Entry.objects.filter(author)).exists()
+
+
+def count_hours(author: Q, now: datetime) -> float:
+    """Return the GPU-hours that policies approved within 24 hours, of these entries."""
+    recent = Entry.objects.filter(author, policy_approved_at__gt=now - DAY)
+    return float(recent.aggregate(hours=Sum("policy_hours"))["hours"] or 0.0)
+
+
+def compute_hours(track: Track) -> float:
+    """Return the GPU-hours of an approved entry: its trial, and as many runs as the track has seeds."""
+    share = track.seeds + float(track.trial.get("part", 0.0))
+    gpus = max(matching.parse_labels(tuple(track.needs_labels)).gpus, 1)
+    return track.expected_seconds * share * gpus / 3600
+
+
+@transaction.atomic
+def set_paused(is_paused: bool, actor: str) -> None:
+    """Pause or resume all automatic approvals."""
+    limits = ApprovalLimits.load()
+    if ApprovalLimits.objects.filter(pk=limits.pk, is_paused=not is_paused).update(is_paused=is_paused):
+        Event.record(actor, limits, f"Automatic approvals {'paused' if is_paused else 'resumed'}.")
+
+
+@transaction.atomic
+def set_held(entry: Entry, is_held: bool, actor: str) -> bool:
+    """Hold an entry from automatic decisions, or release it; return whether it changed."""
+    changed = Entry.objects.filter(pk=entry.pk, is_held=not is_held).update(is_held=is_held)
+    if changed:
+        Event.record(actor, entry, "Held: no policy approves it or moves it up." if is_held else "No longer held.")
+    return changed == 1
