@@ -120,11 +120,14 @@ def find_graph(entry: Entry) -> TracedGraph | None:
 
 
 def find_duplicate(entry: Entry, graph: TracedGraph) -> Entry | None:
-    """Return another entry of the track with an equal graph, recipe and batch that was earlier, decided or run.
+    """Return another entry of the track that trains the same model by the same batch, and was earlier, decided or run.
 
-    The files of a graph include the recipe. Undecided later entries give way, and withdrawn ones that never ran.
+    The canonical form of a graph includes the recipe, and neither names nor order. Undecided later entries give way,
+    and withdrawn ones that never ran.
     """
-    equal = TracedGraph.objects.filter(track=graph.track_id, season=graph.season_id, hash=graph.hash)
+    canonical = graph.summary.get("canonical_hash")  # graphs of older nodes have none
+    same = Q(hash=graph.hash) | Q(summary__canonical_hash=canonical) if canonical else Q(hash=graph.hash)
+    equal = TracedGraph.objects.filter(same, track=graph.track_id, season=graph.season_id)
     batch = graph.config.get("train", {}).get("batch")
     counts = Q(entry__state__in=[Entry.State.APPROVED, Entry.State.REJECTED]) | Q(entry__runs__counts=True)
     undecided = Q(entry__state__in=intake.UNDECIDED_STATES, entry__lt=entry.pk)

@@ -22,7 +22,7 @@ from trainer.node.console import log
 
 LIMITS = protocol.JobLimits(wall_seconds=WAIT_SECONDS, memory_bytes=10**9, disk_bytes=20_000_000, processes=8)
 CORPUS = "python-docs"
-HASH = "e" * 64
+HASH = "b" * 64
 """Hash of the dataset that the small release prepares."""
 
 

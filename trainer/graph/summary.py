@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from trainer.accounting.peak_flops import H100_BYTES_PER_SECOND, H100_PEAK_FLOPS
+from trainer.graph.canonical import compute_canonical_hash, count_patterns
 from trainer.graph.counting import count_training_cost
 from trainer.graph.files import Graph, TracedArchitecture, count_constant_bytes
 from trainer.graph.initialization import Cost, count_initialization_cost
@@ -37,6 +38,8 @@ def describe_traced(traced: TracedArchitecture) -> dict[str, Any]:
     }
     return {
         "hash": traced.compute_hash(),
+        "canonical_hash": compute_canonical_hash(traced),
+        "patterns": count_patterns(traced),
         "vocabulary_size": traced.recipe["vocabulary_size"],
         "sequence_length": tokens,
         "parameters": elements["parameter"],

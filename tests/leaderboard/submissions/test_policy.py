@@ -15,7 +15,17 @@ from leaderboard import permissions, runs, tasks
 from leaderboard.integrations.github import entry_status
 from leaderboard.integrations.github.front_matter import FrontMatter
 from leaderboard.integrations.github.sync import explain_withdrawal
-from leaderboard.models import ApprovalLimits, Entry, PullRequest, Run, Season, Standing, StandingsTable, Track
+from leaderboard.models import (
+    ApprovalLimits,
+    Entry,
+    PullRequest,
+    Run,
+    Season,
+    Standing,
+    StandingsTable,
+    TracedGraph,
+    Track,
+)
 from leaderboard.notifications.topics import is_waiting_for_approval
 from leaderboard.schedule.track_templates import create_track
 from leaderboard.submissions import intake, policy, smoke_tests, stations
@@ -113,6 +123,15 @@ def test_entry_with_graph_of_another_entry_is_not_approved(open_track: Track) ->
     other_batch = propose_entry(open_track, 1, author=3)
     other_batch.graphs.update(config={"train": {"batch": 16}})
     assert decide(other_batch)[0] == "approved", "its recipe differs"
+
+
+def test_entry_with_the_canonical_graph_of_another_is_not_approved(open_track: Track) -> None:
+    first, renamed = propose_entry(open_track, 1), propose_entry(open_track, 2, author=2)
+    for graph in TracedGraph.objects.all():
+        graph.summary |= {"canonical_hash": "c" * 64}
+        graph.save()
+    assert decide(renamed) == ("proposed", "duplicate")
+    assert renamed.duplicate_of == first
 
 
 def test_known_policy_needs_a_scored_entry_of_the_author(open_track: Track) -> None:

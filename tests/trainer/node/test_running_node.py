@@ -68,7 +68,7 @@ def build_job_with_dataset(site: NodeApiServer, hash: str, files: tuple[protocol
 
 
 def test_published_dataset_is_downloaded_once_and_not_prepared(running_node: Node) -> None:
-    site, home, hash = running_node.site, running_node.home, "b" * 64
+    site, home, hash = running_node.site, running_node.home, "c" * 64
     contents = {"manifest.json": json.dumps({"hash": hash}).encode(), "tokenizer.json": b'{"published": 1}'}
     contents |= {"train/00000.bin": b"train" * 1000, "dev/00000.bin": b"dev"}
     files = tuple(site.store_blob(content, path) for path, content in contents.items())
