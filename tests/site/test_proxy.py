@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -251,6 +252,21 @@ def test_upload_with_unknown_token_is_refused_before_its_body(
     assert upstream.uploads == []
     assert not any((tmp_path / "uploads").iterdir())
     assert put(url, 10, "invented").json() == {"detail": "The site does not accept this token for files of this lease."}
+
+
+@pytest.mark.parametrize(("size", "status"), [(PIECE_BYTES, 200), (PIECE_BYTES + 1, 413)])
+def test_largest_upload_is_the_largest_piece_of_a_node(start_proxy: Callable[..., str], size: int, status: int) -> None:
+    assert put(start_proxy("10.0.0.0/8"), size).status_code == status
+
+
+def test_volume_of_the_proxy_holds_all_uploads_at_once(services: dict[str, Any]) -> None:
+    mounts = dict(mount.split(":", 1) for mount in services["proxy"]["tmpfs"])
+    sizes = {
+        folder: re.search(r"size=(\d+)m", mounts[folder]) for folder in ("/tmp", "/tmp/uploads", "/var/cache/nginx")
+    }
+    most = re.search(r"limit_conn all_uploads (\d+);", TEMPLATE.read_text())
+    assert all(sizes.values())
+    assert int(most[1]) * PIECE_BYTES < int(sizes["/tmp/uploads"][1]) * 2**20  # type: ignore[index]
 
 
 def test_uploads_of_one_address_are_limited(start_proxy: Callable[..., str]) -> None:

@@ -23,7 +23,7 @@ def run_admin_action(admin_client: Client, model: str, action: str, *rows: int) 
     return re.sub(r"\s+", " ", response.content.decode())
 
 
-@pytest.mark.parametrize("model", ["node", "job", "lease", "event", "jointoken", "blob", "checkpoint"])
+@pytest.mark.parametrize("model", ["node", "job", "lease", "event", "jointoken"])
 def test_pool_admin_pages_open(admin_client: Client, model: str) -> None:
     create_job()
     Agent(create_node()[1]).claim_job().upload_checkpoint(1)

@@ -10,6 +10,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from tests.support import stdlib_release
 from tests.support.agent_process import (
+    HASH,
     Node,
     build_dataset_pin,
     build_training_job,
@@ -94,7 +95,7 @@ def test_files_outside_their_folder_are_refused(running_node: Node) -> None:
 def test_prepared_dataset_with_another_hash_is_refused(running_node: Node) -> None:
     order = protocol.TrainOrder(dataset=build_dataset_pin("a" * 64), config={"steps": 20})
     spec = build_training_job(running_node.site).model_copy(update={"order": order})
-    assert_refused(running_node, spec, "e" * 64)
+    assert_refused(running_node, spec, HASH)
 
 
 def test_revoked_node_ends_with_a_reason(site: NodeApiServer, agent: InProcessAgent) -> None:

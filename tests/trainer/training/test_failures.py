@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NoReturn
 
 import pytest
+from torch._dynamo import config as dynamo_config
 from torch._inductor.exc import InductorError
 
 from tests.support import failing_models
@@ -180,7 +181,7 @@ def test_runs_of_one_process_do_not_count_against_each_others_compilations(
     train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(compilation, "BACKEND", "aot_eager")
-    monkeypatch.setattr("torch._dynamo.config.recompile_limit", 2)  # a run needs two: with gradients and without
-    for number in range(2):
-        flags = ("--train.compile", "true", "--train.sequence-length", 16 + 16 * number)
-        assert train(tmp_path / str(number), "--budget", "1steps", *flags) == 0
+    flags = ("--budget", "1steps", "--train.compile", "true", "--train.sequence-length")
+    with dynamo_config.patch(recompile_limit=2):  # a run needs two: with gradients and without
+        codes = [train(tmp_path / str(length), *flags, length) for length in (16, 32)]
+    assert codes == [0, 0]
