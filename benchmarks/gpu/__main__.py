@@ -67,14 +67,16 @@ class Driver:
                 self.finish(name, 124)
 
     def start(self) -> None:
-        """Start stages whose predecessors have ended, whether they succeeded or not."""
-        if not self.is_large and any(p.stage.needs_whole_memory and self.is_ready(n) for n, p in self.live.items()):
+        """Start stages whose predecessors have ended; of those that need a smaller card's whole memory, one."""
+        if any(self.needs_card(live.stage) and self.is_ready(name) for name, live in self.live.items()):
             return
         for stage in list(self.pending):
             if len(self.live) >= (1 if self.is_rehearsal else MAX_PROCESSES):
                 return
             is_late = time.monotonic() + min(MIN_SECONDS, stage.seconds) > self.end_time
             if is_late or not self.ended.issuperset(stage.after):
+                continue
+            if self.needs_card(stage) and any(self.needs_card(live.stage) for live in self.live.values()):
                 continue
             self.pending.remove(stage)
             self.live[stage.name] = Process(stage, self.start_process(stage.name), time.monotonic())
@@ -94,15 +96,20 @@ class Driver:
         with open_log(self.folder, name) as log:
             return subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True)
 
+    def needs_card(self, stage: Stage) -> bool:
+        """Return whether no other stage may run while this one does."""
+        return stage.needs_whole_memory and not self.is_large
+
     def is_ready(self, name: str) -> bool:
         return (self.folder / f"{name}.ready").exists()
 
     def grant_turn(self) -> None:
         """Give the GPU to the first stage that is ready, or to all that may share it while no other waits.
 
-        One that needs the whole memory waits for others to end.
+        One that needs the whole memory waits for others to end, which do not wait for it.
         """
-        ready = sorted(filter(self.is_ready, self.live), key=self.order.__getitem__)
+        waiting = [n for n, live in self.live.items() if len(self.live) == 1 or not self.needs_card(live.stage)]
+        ready = sorted(filter(self.is_ready, waiting), key=self.order.__getitem__)
         holders = [name for name in ready if (self.folder / f"{name}.go").exists()]
         timed = [name for name in ready if not self.live[name].stage.shares_gpu]
         if not set(timed).isdisjoint(holders):
@@ -112,8 +119,7 @@ class Driver:
         elif holders:
             chosen = []
         else:
-            is_whole_free = self.is_large or len(self.live) == 1
-            chosen = [name for name in timed if is_whole_free or not self.live[name].stage.needs_whole_memory][:1]
+            chosen = timed[:1]
         for name in chosen:
             (self.folder / f"{name}.go").touch()
 

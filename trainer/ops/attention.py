@@ -237,11 +237,10 @@ def activate_flash_attention(device: torch.device) -> str | None:
     for name in {9: ("FA3", "FA4"), 10: ("FA4",)}.get(generation, ()):
         try:
             activate_flash_attention_impl(name)
-        except (ImportError, RuntimeError, ValueError, AttributeError):
-            continue
-        try:
             for head_size in TRIED_HEAD_SIZES:
                 try_windows(device, head_size)
+        except (ModuleNotFoundError, ValueError):  # not installed, or not known to this torch
+            continue
         except Exception as error:  # of a package that was built for another GPU or torch
             _refused_flash[name] = f"{type(error).__name__}: {to_one_line(error)[:200]}"
             restore_flash_attention_impl(_raise_warn=False)

@@ -63,6 +63,13 @@ def test_stages_that_share_the_gpu_run_together_and_never_beside_a_timed_one(tmp
     assert list_ends(tmp_path) == {"shared-a": 0, "timed": 0, "shared-b": 0, "timed-b": 0}
 
 
+def test_every_stage_gets_its_turn_on_a_card_that_holds_only_the_largest(tmp_path: Path) -> None:
+    driver = ScriptedDriver(tmp_path, {stage.name: "TURN; " for stage in STAGES})
+    driver.pending = list(STAGES)
+    driver.run()
+    assert list_ends(tmp_path) == {stage.name: 0 for stage in STAGES}
+
+
 def test_wheels_are_pinned_by_the_lock_file_and_have_hashes() -> None:
     lock = (REPOSITORY / "requirements.lock").read_text().lower().replace("_", "-").splitlines()
     wheels = [line for line in (REPOSITORY / WHEELS).read_text().splitlines() if not line.startswith("#")]

@@ -192,7 +192,9 @@ class FlashPackages:
 
     def activate(self, name: str) -> None:
         if name not in self.defects:
-            raise ImportError(name)
+            raise ModuleNotFoundError(name)
+        if isinstance(self.defects[name], Exception):
+            raise self.defects[name]
         self.active = name
 
     def restore(self, _raise_warn: bool = True) -> None:
@@ -217,8 +219,10 @@ def ignore_window(_: Tensor, query: Tensor, key: Tensor, value: Tensor, *__: Any
         ({"FA4": lambda out, *_: out}, "FA4", {}),
         ({"FA4": refuse_backward}, None, {"FA4": "windowed attention not supported"}),
         ({"FA3": ignore_window, "FA4": lambda out, *_: out}, "FA4", {"FA3": "differs from the definition"}),
+        ({"FA3": ImportError("undefined symbol: _ZN3c10")}, None, {"FA3": "undefined symbol"}),
+        ({"FA3": OSError("libcudart.so.12: cannot open")}, None, {"FA3": "libcudart.so.12"}),
     ],
-    ids=["right", "no backward", "wrong"],
+    ids=["right", "no backward", "wrong", "of another torch", "of another system"],
 )
 def test_flash_package_that_fails_with_windows_is_not_used(
     defects: dict[str, Any], chosen: str | None, refused: dict[str, str], monkeypatch: pytest.MonkeyPatch

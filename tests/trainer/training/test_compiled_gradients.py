@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, fx
+from torch._dynamo.backends.debugging import aot_eager
 from torch._functorch.aot_autograd import aot_module_simplified, make_boxed_func
 
 from tests.support.traced_models import build_pair, compute_loss, sample_rows
@@ -152,10 +153,14 @@ def compile_with_zero_gradients(module: fx.GraphModule, inputs: Any) -> Callable
     )
 
 
+@pytest.mark.parametrize("part", ["", "embedding"], ids=["everywhere", "but in the head"])
 def test_run_whose_compiled_gradient_is_zero_ends_as_the_machines_fault(
-    monkeypatch: pytest.MonkeyPatch, train: Callable[..., int], tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, train: Callable[..., int], tmp_path: Path, part: str
 ) -> None:
-    monkeypatch.setattr(compilation, "BACKEND", compile_with_zero_gradients)
+    def compile_part(module: fx.GraphModule, inputs: Any) -> Callable[..., Any]:
+        return (compile_with_zero_gradients if part in module.code else aot_eager)(module, inputs)
+
+    monkeypatch.setattr(compilation, "BACKEND", compile_part)
     assert train(tmp_path, "--train.compile", "true", "--budget", "2steps") == ExitCode.INFRASTRUCTURE
     failure = json.loads((tmp_path / "failure.json").read_text())
     assert failure["cause"] == "infrastructure"
