@@ -112,15 +112,9 @@ class Driver:
         ready = sorted(filter(self.is_ready, waiting), key=self.order.__getitem__)
         holders = [name for name in ready if (self.folder / f"{name}.go").exists()]
         timed = [name for name in ready if not self.live[name].stage.shares_gpu]
-        if not set(timed).isdisjoint(holders):
+        if timed and holders:
             return
-        if not timed:
-            chosen = ready
-        elif holders:
-            chosen = []
-        else:
-            chosen = timed[:1]
-        for name in chosen:
+        for name in timed[:1] or ready:
             (self.folder / f"{name}.go").touch()
 
     def collect(self) -> None:

@@ -52,7 +52,7 @@ class EntryAdmin(NoAddOrDeleteAdmin):
     search_fields = ("title", "author", "sha", "architecture")
     list_select_related = ("track",)
     readonly_fields = [name for name in list_field_names(Entry) if name not in ("impact", "hypothesis", "title")]
-    actions = ("run_one_more_seed", "run_needed_seeds", "lift", "hold", "release")
+    actions = ("run_one_more_seed", "run_needed_seeds", "lift_to_next_track", "hold_entries", "release_entries")
     change_list_template = "admin/leaderboard/entry/change_list.html"
 
     def has_change_permission(self, request: HttpRequest, obj: Entry | None = None) -> bool:
@@ -80,7 +80,7 @@ class EntryAdmin(NoAddOrDeleteAdmin):
         act_on_each(self, request, queryset.select_related("track__season"), act)
 
     @admin.action(description="Lift to the next track, approved there", permissions=["change"])
-    def lift(self, request: HttpRequest, queryset: QuerySet[Entry]) -> None:
+    def lift_to_next_track(self, request: HttpRequest, queryset: QuerySet[Entry]) -> None:
         def act(entry: Entry) -> str:
             lifted = stations.lift_entry(entry, get_user(request))
             return f"{entry.title} is on {', '.join(station.track.name for station in lifted)}."
@@ -88,11 +88,11 @@ class EntryAdmin(NoAddOrDeleteAdmin):
         act_on_each(self, request, queryset.select_related("track__season"), act)
 
     @admin.action(description="Hold: neither approve automatically nor move up", permissions=["change"])
-    def hold(self, request: HttpRequest, queryset: QuerySet[Entry]) -> None:
+    def hold_entries(self, request: HttpRequest, queryset: QuerySet[Entry]) -> None:
         self.set_held(request, queryset, is_held=True)
 
     @admin.action(description="Release held entries", permissions=["change"])
-    def release(self, request: HttpRequest, queryset: QuerySet[Entry]) -> None:
+    def release_entries(self, request: HttpRequest, queryset: QuerySet[Entry]) -> None:
         self.set_held(request, queryset, is_held=False)
 
     def set_held(self, request: HttpRequest, queryset: QuerySet[Entry], *, is_held: bool) -> None:

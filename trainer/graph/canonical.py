@@ -79,7 +79,7 @@ def count_patterns(traced: TracedArchitecture) -> dict[str, int]:
     for graph in (traced.training.features, traced.training.logits):
         flat = FlatGraph(graph)
         kinds = dict(enumerate(digest(node.operator, *flat.list_operators(node)) for node in flat.nodes))
-        for number in flat.list_live():
+        for number in flat.live:
             operands = (kinds.get(reference.node, "") for _, reference in flat.nodes[number].iterate_references())
             patterns[digest(kinds[number], *operands)[:PATTERN_LENGTH]] += 1
     return dict(patterns)
@@ -100,6 +100,7 @@ class FlatGraph:
         self.writes: dict[int, list[int]] = defaultdict(list)  # an owner -> the nodes that write to its memory
         inputs = {f"%{each.name}": f"%{number} {each.dtype} {each.shape}" for number, each in enumerate(graph.inputs)}
         self.outputs = self.add_calls(graph, "", {name: Reference(node) for name, node in inputs.items()})
+        self.live = self.list_live()
 
     def add_calls(self, graph: Graph, region: str, values: dict[str, Any]) -> list[Any]:
         """Append the calls of a graph or region, and return its outputs. `values`: by their names in the file."""
@@ -179,7 +180,7 @@ class FlatGraph:
 
     def color(self, stored: Mapping[str, str]) -> list[Any]:
         """Color the live nodes by their operators and operands, and return the outputs' colors. `stored`: colors."""
-        for number in self.list_live():
+        for number in self.live:
             node = self.nodes[number]
             arguments = {name: self.encode(value, stored) for name, value in node.arguments.items()}
             if node.operator.endswith(COMMUTING):
@@ -202,7 +203,7 @@ class FlatGraph:
         for context, value in zip(outputs, self.outputs, strict=True):
             for each in iterate_values([value]):
                 self.add_use(uses, each, context)
-        for number in reversed(self.list_live()):
+        for number in reversed(self.live):
             node = self.nodes[number]
             node.context = digest(sorted(uses[number]))
             for name, reference in node.iterate_references():
@@ -216,7 +217,7 @@ class FlatGraph:
 
     def list_draws(self) -> list[tuple[str, str]]:
         """Return the live nodes that draw random numbers: two of them differ, though their colors are equal."""
-        return [(node.color, node.context) for node in map(self.nodes.__getitem__, self.list_live()) if node.is_random]
+        return [(node.color, node.context) for node in map(self.nodes.__getitem__, self.live) if node.is_random]
 
 
 class CanonicalForm:
@@ -254,6 +255,7 @@ class CanonicalForm:
         used = [color for color, is_used in zip(self.colors, self.used, strict=True) if is_used]
         graph = self.initialization
         graph.outputs = [value for value, is_used in zip(graph.outputs, self.used, strict=False) if is_used]
+        graph.live = graph.list_live()
         graph.find_uses(used[: len(graph.outputs)])
         draws = [sorted(graph.list_draws()) for graph in (graph, *self.graphs)]
         return digest(sorted(used), self.outputs, draws, self.recipe)

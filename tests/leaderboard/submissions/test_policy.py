@@ -326,11 +326,11 @@ def test_maintainer_lifts_holds_and_releases_entries(
         maintainer_client.post(address, {"action": action, "_selected_action": [entry.pk]})
         entry.refresh_from_db()
 
-    act("hold")
+    act("hold_entries")
     assert entry.is_held
-    act("release")
+    act("release_entries")
     assert not entry.is_held
-    act("lift")
+    act("lift_to_next_track")
     lifted = Entry.objects.get(track=second_track)
     assert (lifted.state, lifted.approved_by.username) == ("approved", "mara")
     with pytest.raises(IntakeError, match="qualifies for no other track"):

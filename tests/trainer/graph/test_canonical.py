@@ -86,9 +86,11 @@ def test_order_of_tensors_and_calls_and_names_does_not_count(architecture: Any) 
 def reorder(graph: dict[str, Any], chance: random.Random) -> None:
     """Put the calls into another order in which each comes after those whose results it takes."""
 
-    def read(value: Any) -> set[int]:
+    def find_numbers(value: Any) -> set[int]:
         if isinstance(value, list | dict):
-            return {each for item in (value.values() if isinstance(value, dict) else value) for each in read(item)}
+            return {
+                each for item in (value.values() if isinstance(value, dict) else value) for each in find_numbers(item)
+            }
         return {int(value[1:])} if isinstance(value, str) and value[:1] == "%" and value[1:].isdecimal() else set()
 
     def renumber(value: Any) -> Any:
@@ -96,9 +98,9 @@ def reorder(graph: dict[str, Any], chance: random.Random) -> None:
             return [renumber(item) for item in value]
         if isinstance(value, dict):
             return {name: renumber(item) for name, item in value.items()}
-        return f"%{order.index(*read(value))}" if read(value) else value
+        return f"%{order.index(*find_numbers(value))}" if find_numbers(value) else value
 
-    needs = [read([call["arguments"], call.get("keywords", {})]) for call in graph["calls"]]
+    needs = [find_numbers([call["arguments"], call.get("keywords", {})]) for call in graph["calls"]]
     order: list[int] = []
     while len(order) < len(needs):
         order.append(chance.choice([n for n in range(len(needs)) if n not in order and needs[n] <= set(order)]))
@@ -115,7 +117,7 @@ def reorder(graph: dict[str, Any], chance: random.Random) -> None:
 # --- another model ----------------------------------------------------------------------------------------------------
 
 
-def build(change: Callable[[Any], None]) -> Callable[[Any, Config], None]:
+def define_init(change: Callable[[Any], None]) -> Callable[[Any, Config], None]:
     def construct(self: Any, config: Config) -> None:
         Model.__init__(self, config)
         self.other = nn.Linear(WIDTH, WIDTH, bias=False)
@@ -192,11 +194,11 @@ def make_recipe(**changes: Any) -> Callable[[Config], Recipe]:
 MODELS: dict[str, dict[str, Any]] = {
     "honest": {},
     "rate": {"recipe": make_recipe(learning_rate=2e-3)},
-    "two": {"__init__": build(lambda self: None), "features": use_two},
-    "tied": {"__init__": build(tie), "features": use_two},
-    "copied": {"__init__": build(copy_weight), "features": use_two},
-    "smaller draw": {"__init__": build(draw_small), "features": use_two},
-    "smaller draw of the other": {"__init__": build(draw_small), "features": swap_two},
+    "two": {"__init__": define_init(lambda self: None), "features": use_two},
+    "tied": {"__init__": define_init(tie), "features": use_two},
+    "copied": {"__init__": define_init(copy_weight), "features": use_two},
+    "smaller draw": {"__init__": define_init(draw_small), "features": use_two},
+    "smaller draw of the other": {"__init__": define_init(draw_small), "features": swap_two},
     "minus": {"features": subtract},
     "minus, turned": {"features": swap_operands},
     "dropout once": {"features": drop_once},
@@ -211,7 +213,7 @@ def test_other_models_have_other_hashes_and_equal_ones_the_same() -> None:
     hashes = {name: hash_varied(**methods) for name, methods in MODELS.items()}
     assert len({*hashes.values()}) == len(MODELS), hashes
     # Which of two equal layers is called `mix` does not matter.
-    assert hash_varied(__init__=build(lambda self: None), features=swap_two) == hashes["two"]
+    assert hash_varied(__init__=define_init(lambda self: None), features=swap_two) == hashes["two"]
 
 
 def test_patterns_ignore_numbers_and_show_what_was_added() -> None:
