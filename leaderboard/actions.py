@@ -31,7 +31,7 @@ class RunAction:
     message: str
     is_possible: Callable[[Run], bool]
     perform: Callable[..., object]
-    """Called with the run, the requester's name and, if `needs_step`, the step."""
+    """Called with the run, the requester's name and, if `needs_step`, the step. Returns the new run, if it makes one."""
     for_maintainers: bool = False
     needs_step: bool = False
     """The requester chooses one of the run's checkpoints (`runs.list_rewind_steps`)."""
@@ -55,18 +55,15 @@ def list_run_actions(user: Requester, run: Run, *, is_maintainer: bool) -> list[
     return [action for action in found if not action.for_maintainers and action.name not in hidden]
 
 
-def perform_run_action(run: Run, name: str, user: Requester, step: int | None = None, *, is_maintainer: bool) -> str:
-    """Perform an action and return a message. Raises RunError where it is not possible now."""
+def perform_run_action(run: Run, name: str, user: Requester, step: int | None = None, *, is_maintainer: bool) -> Run:
+    """Perform an action and return the run that it made, or the same one. Raises RunError where it is not possible."""
     action = RUN_ACTIONS[name]
     if action not in list_run_actions(user, run, is_maintainer=is_maintainer):
         raise RunError(f"Run {run.pk} is {run.state}: this action is not possible now.")
-    if not action.needs_step:
-        action.perform(run, user.get_username())
-    elif step is None:
+    if action.needs_step and step is None:
         raise RunError(f"{action.label}: choose a step.")
-    else:
-        action.perform(run, user.get_username(), step)
-    return action.message
+    result = action.perform(run, user.get_username(), *([step] if action.needs_step else ()))
+    return result if isinstance(result, Run) else run
 
 
 # --- each action ------------------------------------------------------------------------------------------------------
@@ -149,14 +146,14 @@ RUN_ACTIONS = {
         RunAction(
             "again",
             "Run again, new seed",
-            "Another run is queued.",
+            "This run is queued.",
             lambda run: run.is_over,
             lambda run, actor: runs.rerun(run, actor=actor),
         ),
         RunAction(
             "rewind",
             "Rewind to step",
-            "A new run resumes from there. The timeline names it.",
+            "This new run resumes from there.",
             can_rewind,
             lambda run, actor, step: runs.rewind_run(run, step, actor=actor),
             for_maintainers=True,

@@ -16,7 +16,7 @@ from django.urls import URLPattern, path
 from django.utils import timezone
 
 from leaderboard import runs
-from leaderboard.actions import perform_run_action
+from leaderboard.actions import RUN_ACTIONS, perform_run_action
 from leaderboard.admin.base import NoAddAdmin, act_on_each, get_user, list_field_names
 from leaderboard.initial_weights import get_checkpoint_at, list_steps
 from leaderboard.job_handlers import replays
@@ -189,7 +189,8 @@ class RunAdmin(ReadOnlyWithActions):
         """Perform an action of a run's page. The admin opens after the second step only."""
 
         def act(run: Run) -> str:
-            return f"{run}: {perform_run_action(run, name, get_user(request), is_maintainer=True)}"
+            changed = perform_run_action(run, name, get_user(request), is_maintainer=True)
+            return f"{changed}: {RUN_ACTIONS[name].message}"
 
         act_on_each(self, request, queryset.select_related("entry", "track", "job"), act)
 

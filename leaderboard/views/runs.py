@@ -225,8 +225,8 @@ def perform_action(request: HttpRequest, run_id: int, action: str) -> HttpRespon
     try:
         given = request.POST.get("step", "")
         step = int(given) if given.isdecimal() and len(given) < 19 else None
-        done = actions.perform_run_action(run, action, request.user, step, is_maintainer=is_maintainer)
-        messages.success(request, done)
+        run = actions.perform_run_action(run, action, request.user, step, is_maintainer=is_maintainer)
+        messages.success(request, actions.RUN_ACTIONS[action].message)
     except RunError as error:
         messages.error(request, str(error))
     return redirect(run)

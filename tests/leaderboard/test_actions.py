@@ -60,8 +60,10 @@ def test_author_can_hold_resume_and_cancel_queued_run(client: Client, entry_auth
     post_action(client, run, "cancel")
     assert (run.state, get_job(run).state) == ("cancelled", Job.State.CANCELLED)
     assert list_buttons(client, run) == ["again"]
-    assert "Another run is queued." in post_action(client, run, "again")
+    page = post_action(client, run, "again")
     second_run = run.entry.runs.exclude(pk=run.pk).get()
+    assert "This run is queued." in page
+    assert f"run {second_run.pk}</span>" in page  # its page is shown
     assert (second_run.state, second_run.budget, second_run.seed == run.seed) == ("queued", run.budget, False)
     assert "wait for its result first" in post_action(client, run, "again")
     assert run.entry.runs.count() == 2
@@ -178,6 +180,7 @@ def test_run_that_failed_is_retried_unless_its_entry_is_withdrawn(
     failure = protocol.FinishLease(outcome="failed", cause="infrastructure", reason="The disk is full.")
     leases.finish_lease(lease, failure)
     assert list_buttons(client, run) == ["retry", "again"]
+    assert "may choose “Retry with this seed”" in client.get(f"/runs/{run.pk}/").content.decode()
     Entry.objects.update(state=Entry.State.WITHDRAWN)
     assert "retry" not in list_buttons(client, run)
     run.refresh_from_db()
