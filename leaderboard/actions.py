@@ -31,7 +31,7 @@ class RunAction:
     message: str
     is_possible: Callable[[Run], bool]
     perform: Callable[..., object]
-    """Called with the run, the requester's name and, if `needs_step`, the step. Returns the new run, if it makes one."""
+    """Called with the run, the requester's name and, if `needs_step`, the step. Returns a run that it makes."""
     for_maintainers: bool = False
     needs_step: bool = False
     """The requester chooses one of the run's checkpoints (`runs.list_rewind_steps`)."""

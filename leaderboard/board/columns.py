@@ -36,10 +36,11 @@ def number_cell(field: str, write: Callable[[float], str]) -> Callable[[Standing
     return lambda row, _: Cell(formatting.format_or_missing(write, getattr(row, field)))
 
 
-def bits_per_byte_cell(row: Standing, table: StandingsTable) -> Cell:
+def format_difference(row: Standing, table: StandingsTable) -> str:
+    """Return a row's bits per byte less those of the baseline's runs with the whole budget; empty without these."""
     baseline = next((rung["mean"] for rung in table.chart_data.get("rungs", ()) if rung["part"] == 1), None)
     difference = "" if baseline is None or row.is_baseline else f"{row.bits_per_byte - baseline:+.4f}"
-    return Cell(f"{row.bits_per_byte:.4f}", difference.replace("-", "−"))
+    return difference.replace("-", "−")
 
 
 def parameters_cell(row: Standing, _: StandingsTable) -> Cell:
@@ -58,7 +59,9 @@ COLUMNS: dict[str, Column] = {
     ),
     "bits": Column(
         label="Bits per byte", explains="On text that no model has seen, the mean over runs; lower is better. "
-        "Below: the difference from the baseline’s runs.", cell=bits_per_byte_cell, order=F("bits_per_byte"),
+        "Below: the difference from the baseline’s runs.",
+        cell=lambda row, table: Cell(f"{row.bits_per_byte:.4f}", format_difference(row, table)),
+        order=F("bits_per_byte"),
     ),
     "average": Column(
         label="lm-eval", explains="Average over the track's lm-eval tasks: 0 is chance, 100 % all correct.",

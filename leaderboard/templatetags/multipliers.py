@@ -9,6 +9,7 @@ from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
 from leaderboard import formatting
+from leaderboard.board import columns
 from leaderboard.models import Run, Standing
 from leaderboard.rankings import explanations
 
@@ -18,6 +19,7 @@ register.filter("multiplier", explanations.format_multiplier)
 register.filter("interval", explanations.format_interval)
 register.filter("ends", explanations.format_interval_ends)
 register.filter("part_played", explanations.describe_purpose)
+register.filter("difference", columns.format_difference)
 register.filter("summary", explanations.summarize_run)
 register.filter("share", formatting.share)
 register.filter("points", formatting.points)

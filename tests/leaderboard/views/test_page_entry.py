@@ -36,6 +36,9 @@ def test_entry_page_groups_runs_by_budget_with_multiplier(client: Client) -> Non
     assert page.count("multiplier 1.") >= 2
     assert "Multiplier by scale: 1/4 of the budget" in response.content.decode().replace("\xa0", " ")
     assert "waiting" in page
+    assert "bits per byte 1.9838 −0.0168 from the baseline on the same text" in page
+    baseline = extract_text(client.get(entries["baseline"].get_absolute_url()).content)
+    assert "1 by definition: the board compares with it. Its own runs, read off its ladder, give " in baseline
 
 
 def test_entry_page_compares_graph_with_reference(client: Client) -> None:
