@@ -10,7 +10,7 @@ from django.db import connections
 from django.db.migrations.loader import MigrationLoader
 from django.db.migrations.recorder import MigrationRecorder
 
-APPS = ("leaderboard", "scheduler")
+APPS = ("leaderboard", "scheduler", "campaigns")
 HINT = (
     "A database from before 0.1.0 cannot be upgraded: set DATABASE_URL to an empty one. If a newer version made it, "
     "install that version or restore a backup."
@@ -18,14 +18,25 @@ HINT = (
 
 
 def check_known_migrations(*, databases: Sequence[str] | None = None, **_: Any) -> list[CheckMessage]:
-    """Return an error for migrations that are unknown here: others would fail half-way, on tables that exist."""
+    """Return an error for migrations that are unknown here: others would fail half-way, on tables that exist.
+
+    Also for a database that has some of those that one migration replaces: Django would leave its whole app as it is.
+    """
     errors: list[CheckMessage] = []
+    on_disk = MigrationLoader(None).disk_migrations
+    known = {name for key, each in on_disk.items() for name in (key, *each.replaces)}
     for alias in databases or ():
-        known = MigrationLoader(None).disk_migrations
         applied = MigrationRecorder(connections[alias]).applied_migrations()
-        unknown = [f"{app}.{name}" for app, name in sorted(applied) if app in APPS and (app, name) not in known]
-        if unknown:
-            names = ", ".join(unknown[:3]) + (", …" if len(unknown) > 3 else "")
-            message = f"The database has migrations that this version does not know: {names}."
+        if unknown := [key for key in sorted(applied) if key[0] in APPS and key not in known]:
+            message = f"The database has migrations that this version does not know: {join_names(unknown)}."
             errors.append(Error(message, hint=HINT, id="dailytrain.E001"))
+        replaced = [each.replaces for each in on_disk.values() if not applied.keys().isdisjoint(each.replaces)]
+        if missing := [key for keys in replaced for key in keys if key not in applied]:
+            message = f"The database lacks migrations that are now part of a first one: {join_names(missing)}."
+            hint = "Run `migrate` with the last version that has them, then with this one."
+            errors.append(Error(message, hint=hint, id="dailytrain.E002"))
     return errors
+
+
+def join_names(migrations: Sequence[tuple[str, str]]) -> str:
+    return ", ".join(f"{app}.{name}" for app, name in migrations[:3]) + (", …" if len(migrations) > 3 else "")
