@@ -28,15 +28,15 @@ def check_known_migrations(*, databases: Sequence[str] | None = None, **_: Any) 
     for alias in databases or ():
         applied = MigrationRecorder(connections[alias]).applied_migrations()
         if unknown := [key for key in sorted(applied) if key[0] in APPS and key not in known]:
-            message = f"The database has migrations that this version does not know: {join_names(unknown)}."
+            message = (
+                f"The database has migrations that this version does not know: {', '.join(map('.'.join, unknown))}."
+            )
             errors.append(Error(message, hint=HINT, id="dailytrain.E001"))
         replaced = [each.replaces for each in on_disk.values() if not applied.keys().isdisjoint(each.replaces)]
         if missing := [key for keys in replaced for key in keys if key not in applied]:
-            message = f"The database lacks migrations that are now part of a first one: {join_names(missing)}."
+            message = (
+                f"The database lacks migrations that are now part of a first one: {', '.join(map('.'.join, missing))}."
+            )
             hint = "Run `migrate` with the last version that has them, then with this one."
             errors.append(Error(message, hint=hint, id="dailytrain.E002"))
     return errors
-
-
-def join_names(migrations: Sequence[tuple[str, str]]) -> str:
-    return ", ".join(f"{app}.{name}" for app, name in migrations[:3]) + (", …" if len(migrations) > 3 else "")
