@@ -27,16 +27,12 @@ def check_known_migrations(*, databases: Sequence[str] | None = None, **_: Any) 
     known = {name for key, each in on_disk.items() for name in (key, *each.replaces)}
     for alias in databases or ():
         applied = MigrationRecorder(connections[alias]).applied_migrations()
-        if unknown := [key for key in sorted(applied) if key[0] in APPS and key not in known]:
-            message = (
-                f"The database has migrations that this version does not know: {', '.join(map('.'.join, unknown))}."
-            )
+        if unknown := [".".join(key) for key in sorted(applied) if key[0] in APPS and key not in known]:
+            message = f"The database has migrations that this version does not know: {', '.join(unknown)}."
             errors.append(Error(message, hint=HINT, id="dailytrain.E001"))
         replaced = [each.replaces for each in on_disk.values() if not applied.keys().isdisjoint(each.replaces)]
-        if missing := [key for keys in replaced for key in keys if key not in applied]:
-            message = (
-                f"The database lacks migrations that are now part of a first one: {', '.join(map('.'.join, missing))}."
-            )
+        if missing := [".".join(key) for keys in replaced for key in keys if key not in applied]:
+            message = f"The database lacks migrations that are now part of one: {', '.join(missing)}."
             hint = "Run `migrate` with the last version that has them, then with this one."
             errors.append(Error(message, hint=hint, id="dailytrain.E002"))
     return errors
