@@ -101,7 +101,7 @@ def iterate_leaves(config: dict[str, Any], path: tuple[str, ...] = ()) -> Iterat
         if isinstance(value, dict):
             yield from iterate_leaves(value, (*path, name))
         else:
-            yield (*path, name), json.dumps(value)
+            yield (*path, name), value if isinstance(value, str) else json.dumps(value)
 
 
 def list_trials(idea: Idea) -> Iterator[tuple[float, int]]:
