@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ from trainer.config.presets import RUN_PRESETS
 from trainer.config.recipe_overrides import override_recipe
 from trainer.config.train_config import (
     ConfigError,
-    TrainArgs,
     TrainConfig,
     choose_text_limit,
     is_short,
@@ -70,18 +68,6 @@ def test_config_file_with_byte_order_mark_is_read(tmp_path: Path, name: str, con
 
 def config(**fields: Any) -> TrainConfig:
     return TrainConfig(out=Path("x"), **fields)
-
-
-def test_resolve_keeps_given_values() -> None:
-    numbers = TrainArgs(sequence_length=64, batch=6, micro_batch=3, compile=True, evaluations=2, dev_tokens=100)
-    resolved = resolve_config(config(train=numbers, model={"depth": 7}), "cpu")
-    assert {**dataclasses.asdict(resolved), "precision": "auto", "muon_precision": "auto", "strategy": "auto"} == {
-        **dataclasses.asdict(numbers),
-        "chunk": 0,
-        "device": "cpu",
-        "devices": 1,
-        "depth": 7,
-    }
 
 
 def test_resolve_cpu_run_is_small_if_short_and_compiled_with_all_text_if_long() -> None:

@@ -278,18 +278,6 @@ def test_peer_whose_sum_no_auditor_can_read_leaves(dataset_folder: Path, tmp_pat
     assert not any(line["kind"] in ("ban", "first_strike") for line in read_journal(tmp_path / "run"))
 
 
-class WrongNormExchange(SumExchange):
-    async def vote(self, request: messages.Prepare) -> messages.Vote:
-        return (await super().vote(request)).model_copy(update={"squared_norm": 1e300})
-
-
-def test_worker_that_votes_with_a_wrong_norm_is_evicted(dataset_folder: Path, tmp_path: Path) -> None:
-    assert {label for label, _ in list_sanctions(dataset_folder, tmp_path, WrongNormExchange)} == {"1"}
-    scales = [line["clip_scale"] for line in read_journal(tmp_path / "run") if line["kind"] == "commit"]
-    assert scales
-    assert min(scales) > 0.01
-
-
 # --- divergence -------------------------------------------------------------------------------------------------------
 
 SANCTIONS = {"leave", "ban", "first_strike", "rollback"}
