@@ -13,13 +13,10 @@ import time
 from collections import Counter
 from collections.abc import Container
 from pathlib import Path
-from typing import ClassVar
 
 import pytest
-import torch
 
 from benchmarks.swarm.link import Links, LinkShape
-from tests.support.in_process_swarm import train_in_process
 from tests.support.swarm_chain import build_tiny_config
 from tests.support.waits import WAIT_SECONDS
 from trainer.cli import main as dailytrain
@@ -31,11 +28,9 @@ from trainer.swarm.comparison import (
     has_equal_hashes,
     has_exact_cover,
 )
-from trainer.swarm.config import SwarmConfig
-from trainer.swarm.coordinator import Coordinator
 from trainer.swarm.data import Batches
 from trainer.swarm.fault_plans import count_members
-from trainer.swarm.journal import JournalLine, get_losses, read_journal
+from trainer.swarm.journal import JournalLine, get_losses
 from trainer.swarm.local_swarm import LocalSwarm
 
 pytest.importorskip("hivemind", reason="the extra `swarm` is not installed")
@@ -180,50 +175,3 @@ def test_local_command_resumes_and_leaves_a_run_to_sample(tmp_path: Path, capsys
     (out / "run.json").unlink()  # as after an interruption between the last step and the assembly
     assert dailytrain.main(command) == 0
     assert (out / "run.json").exists()
-
-
-# --- evaluation, sampled tokens and leaving, in this process ----------------------------------------------------------
-
-SAMPLED_STEPS = 4
-PROMPT, TOKENS = [5, 6, 7], 8
-
-
-class SamplingCoordinator(Coordinator):
-    """A coordinator that samples at each evaluation."""
-
-    samples: ClassVar[list[list[int]]] = []
-
-    async def evaluate(self) -> None:
-        await super().evaluate()
-        text = self.build_text()
-        text.add_tokens(PROMPT)
-        for _ in range(TOKENS):
-            text.add_tokens([int((await text.predict()).argmax())])
-        assert (text.step, text.start, len(text.path)) == (self.version, len(text.tokens) - 1, 2)
-        self.samples.append(text.tokens)
-
-
-@torch.no_grad()
-def sample_reference(reference: SingleProcessRun, config: SwarmConfig) -> list[int]:
-    text = list(PROMPT)
-    for _ in range(TOKENS):
-        text.append(int(reference.model(torch.tensor([text[-config.sequence_length :]]))[0, -1].argmax()))
-    return text
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("arch", ["gpt", "nanogpt"])
-def test_evaluations_and_samples_equal_single_process(tmp_path: Path, dataset: Dataset, arch: str) -> None:
-    batches = Batches(dataset, build_tiny_config(dataset, arch, steps=SAMPLED_STEPS))
-    SamplingCoordinator.samples.clear()
-    train_in_process(batches, tmp_path, [0, 1], evaluation_interval=2, coordinator_type=SamplingCoordinator)
-    lines, reference = read_journal(tmp_path / "run"), SingleProcessRun(batches.config, batches)
-    seen = {line["step"]: line["loss"] for line in lines if line["kind"] == "evaluation"}
-    assert list(seen) == [0, 2]
-    pairs = list(batches.iter_dev(32))
-    for loss, step in zip(get_losses(lines), range(SAMPLED_STEPS), strict=True):
-        if step in seen:
-            nats = sum(float(reference.objective(x, y).detach()) for x, y in pairs)
-            assert seen[step] == pytest.approx(nats / sum(int((y >= 0).sum()) for _, y in pairs), abs=1e-5)
-            assert SamplingCoordinator.samples.pop(0) == sample_reference(reference, batches.config)
-        assert loss == pytest.approx(reference.run_step(), abs=1e-4)
