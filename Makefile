@@ -102,9 +102,6 @@ chaos-rephrase: install  ## a campaign over C4 and Gutenberg in four styles, its
 	REPHRASE_SECONDS=180 REPHRASE_HONEST=4 REPHRASE_BOOKS=6 REPHRASE_SLICES=20 REPHRASE_STYLES="easy medium hard qa" \
 	    $(BIN)/python -m pytest -s -o timeout=2400 tests/acceptance/test_campaign.py
 
-gpt2-swarm: install  ## GPT-2 124M over two stages of two workers: ten steps on real text as in one process (16 GB)
-	SWARM_GPT2=1 $(BIN)/python -m pytest -s -o timeout=3600 tests/trainer/swarm/test_swarm_runs.py -k gpt2
-
 fuzz: install    ## 10,000 requests made from the OpenAPI documents (CI makes 1,000): no 500, no answer that they do not name
 	FUZZ_CASES=10000 $(BIN)/python -m pytest -o timeout=7200 tests/site/test_openapi_fuzz.py
 

@@ -23,14 +23,13 @@ def train_in_process(
     requested_stages: Sequence[int],
     worker_types: Mapping[int, type[Worker]] = MappingProxyType({}),
     evaluation_interval: int = 0,
-    coordinator_type: type[Coordinator] = Coordinator,
 ) -> None:
     """Train with one worker for each requested stage, named "0", "1", ... The run's folder is `folder / "run"`.
 
     `worker_types`: the classes of workers that are not `Worker`, by number.
     """
     options = CoordinatorOptions(WAIT_SECONDS, peers=len(requested_stages), evaluation_interval=evaluation_interval)
-    training = train(batches, folder, requested_stages, options, worker_types, coordinator_type)
+    training = train(batches, folder, requested_stages, options, worker_types)
     asyncio.run(asyncio.wait_for(training, WAIT_SECONDS))
 
 
@@ -47,10 +46,9 @@ async def train(
     requested_stages: Sequence[int],
     options: CoordinatorOptions,
     worker_types: Mapping[int, type[Worker]],
-    coordinator_type: type[Coordinator],
 ) -> None:
     home, *others = transports = [Transport(folder / name) for name in ("run", *map(str, range(len(requested_stages))))]
-    coordinator = coordinator_type(home.folder, batches, home, options)
+    coordinator = Coordinator(home.folder, batches, home, options)
     workers: list[asyncio.Task[None]] = []
     try:
         await asyncio.gather(*(transport.start() for transport in transports))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -29,18 +28,6 @@ print(json.dumps(found))
 print("an error", file=sys.stderr)
 print("torch" in sys.modules)
 """
-ENDINGS = {
-    "returns": ("", 0),
-    "exits": ("raise SystemExit(3)", 3),
-    "says_why": ("raise SystemExit('no reason')", 1),
-    "fails": ("import atexit; atexit.register(print, 'at exit'); raise ValueError('failed')", 1),
-    "is_terminated": ("import os; os.kill(os.getpid(), 15)", -signal.SIGTERM),
-    # The handler is set, since a shell's background processes ignore the signal.
-    "is_interrupted": (
-        "import os, time; from signal import *; signal(2, default_int_handler); os.kill(os.getpid(), 2); time.sleep(9)",
-        -signal.SIGINT,
-    ),
-}
 WAIT = "import pathlib, time; pathlib.Path('waits').touch(); time.sleep(600)"
 
 
@@ -49,7 +36,7 @@ def release(tmp_path: Path) -> Path:
     """A folder with a `trainer` of a few modules."""
     folder = tmp_path / "release"
     (folder / "trainer").mkdir(parents=True)
-    texts = {"__init__": "", "report": REPORT, "wait": WAIT, **{name: text for name, (text, _) in ENDINGS.items()}}
+    texts = {"__init__": "", "report": REPORT, "wait": WAIT}
     for name, text in texts.items():
         (folder / "trainer" / f"{name}.py").write_text(text)
     return folder
@@ -79,17 +66,6 @@ def test_forked_process_has_what_its_command_names(
     assert (executed.stdout.splitlines()[1], forked.stdout.splitlines()[1]) == ("False", "True"), "torch is loaded"
     assert json.loads(forked.stdout.splitlines()[0]) == json.loads(executed.stdout.splitlines()[0])
     assert forked.stderr == executed.stderr == "an error\n"
-
-
-@pytest.mark.parametrize("name", ENDINGS)
-@pytest.mark.usefixtures("forked_python")
-def test_forked_process_ends_as_its_module_does(release: Path, name: str) -> None:
-    done = run_module(release, name)
-    assert done.returncode == ENDINGS[name][1], done.stderr
-    assert done.stderr.splitlines()[-1:] == {
-        "says_why": ["no reason"], "fails": ["ValueError: failed"], "is_interrupted": ["KeyboardInterrupt"],
-    }.get(name, [])  # fmt: skip
-    assert done.stdout == ("at exit\n" if name == "fails" else "")
 
 
 NODE = """

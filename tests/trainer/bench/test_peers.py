@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import sys
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,61 +13,13 @@ from torch import Tensor
 
 from benchmarks import peers
 from benchmarks.contenders import base, nanochat, ours
-from benchmarks.contenders.base import SEQUENCE_LENGTH, Factors, Plan, Size, train_contender
+from benchmarks.contenders.base import Factors, Plan, Size
 from benchmarks.contenders.results import Entry, Trainer
 from trainer.data.dataset import Dataset
 
 pytestmark = pytest.mark.slow
 
 SIZE = Size(1, 64, 4e9)
-CHECKOUT = {
-    "nanochat/optim.py": "",
-    "nanochat/common.py": "",
-    "nanochat/flash_attention.py": "",
-    "nanochat/gpt.py": """
-from dataclasses import dataclass
-import torch, torch.nn as nn, torch.nn.functional as F
-
-@dataclass
-class GPTConfig:
-    sequence_len: int
-    vocab_size: int
-    n_layer: int
-    n_head: int
-    n_kv_head: int
-    n_embd: int
-    window_pattern: str
-
-class GPT(nn.Module):
-    def __init__(self, config):
-        super().__init__()
-        self.embedding = nn.Embedding(config.vocab_size, config.n_embd)
-        self.head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
-        self.backout_lambda = nn.Parameter(torch.zeros(1))
-
-    def init_weights(self):
-        nn.init.normal_(self.embedding.weight)
-        nn.init.normal_(self.head.weight, std=0.02)
-        nn.init.zeros_(self.backout_lambda)
-
-    def setup_optimizer(self, unembedding_lr, embedding_lr, matrix_lr, scalar_lr, weight_decay):
-        groups = [
-            dict(params=[self.embedding.weight], lr=embedding_lr, kind="adamw"),
-            dict(params=[self.backout_lambda], lr=0.2, kind="adamw"),
-            dict(params=[self.head.weight], lr=matrix_lr, kind="muon", momentum=0.95, weight_decay=weight_decay),
-        ]
-        optimizer = torch.optim.SGD(groups)
-        for group in optimizer.param_groups:
-            group["initial_lr"] = group["lr"]
-        return optimizer
-
-    def forward(self, tokens, targets=None, loss_reduction="mean"):
-        logits = self.head(self.embedding(tokens) * (1 + self.backout_lambda))
-        if targets is None:
-            return logits
-        return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction=loss_reduction)
-""",
-}
 
 
 class Constant:
@@ -87,35 +37,11 @@ class Constant:
         return torch.ones(targets.numel())
 
 
-@pytest.fixture
-def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with the modules that the adapter imports, which are not kept after the test."""
-    for name, text in CHECKOUT.items():
-        path = tmp_path / "checkout" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    monkeypatch.setattr(sys, "path", sys.path.copy())
-    for name in ("nanochat", "nanochat.gpt"):
-        monkeypatch.delitem(sys.modules, name, raising=False)
-    return tmp_path / "checkout"
-
-
-def make_plan(factors: Factors = Factors(), size: Size = SIZE) -> Plan:  # noqa: B008  (it is frozen)
-    return Plan(size, factors, 1, 320, 2 * SEQUENCE_LENGTH, size.budget)
-
-
-def test_nanochat_adapter_trains_a_checkout(checkout: Path, dataset_folder: Path) -> None:
-    outcome = train_contender(partial(nanochat.Nanochat, path=checkout), make_plan(), Dataset.open(dataset_folder))
-    assert outcome.flops / outcome.tokens == 6 * 64 * 320 - 2 * 64 * 320 + 2 * 64 * 320
-    assert outcome.bits_per_byte > 0
-
-
-@pytest.mark.parametrize("name", ["gpt with memory", "nanochat"])
 def test_interrupted_run_resumes_to_the_same_result(
-    name: str, checkout: Path, dataset_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    dataset_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def build(plan: Plan) -> Any:
-        built = nanochat.Nanochat(plan, checkout) if name == "nanochat" else ours.OurGPT(plan, memory_rows=512)
+        built: Any = ours.OurGPT(plan, memory_rows=512)
         train_step, built.steps = built.train_step, 6
 
         def stop_at_step_5(inputs: Tensor, targets: Tensor, step: int) -> float:
@@ -130,7 +56,7 @@ def test_interrupted_run_resumes_to_the_same_result(
     monkeypatch.setattr(base, "SNAPSHOT_SECONDS", -1.0)
     monkeypatch.setattr(base, "DEV_ROWS", 8)
     trainer = Trainer(tmp_path / "results.jsonl", Dataset.open(dataset_folder), print)
-    arguments = (Entry(name, build, "source"), SIZE, 1.0, 1, Factors(), 2, "ladder")
+    arguments = (Entry("gpt with memory", build, "source"), SIZE, 1.0, 1, Factors(), 2, "ladder")
     steps: list[int] = []
     with pytest.raises(KeyboardInterrupt):
         trainer.run(*arguments)
@@ -166,7 +92,6 @@ def test_compare_size_finds_multiplier_in_flops_and_seconds() -> None:
 
 
 def test_main_tunes_trains_and_prints_the_table(
-    checkout: Path,
     corpus_folder: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -179,7 +104,10 @@ def test_main_tunes_trains_and_prints_the_table(
     monkeypatch.setattr(peers, "SIZES", (SIZE,))
     monkeypatch.setattr(peers, "measure_cpu_seconds", measure_cpu_seconds)
     monkeypatch.setattr(ours, "OurGPT", Constant)
-    flags = ["--nanochat", str(checkout), "--corpus", f"files:{corpus_folder}/*.txt", "--tokenizer", "bpe:320"]
+    monkeypatch.setattr(nanochat, "Nanochat", lambda plan, path: Constant(plan))
+    monkeypatch.setattr(nanochat, "FILES", ())
+    monkeypatch.setattr(nanochat, "import_classes", lambda path: None)
+    flags = ["--nanochat", "checkout", "--corpus", f"files:{corpus_folder}/*.txt", "--tokenizer", "bpe:320"]
     flags += ["--trials", "2", "--out", str(tmp_path / "peers.jsonl")]
     assert peers.main(flags) == 0
     first = (tmp_path / "peers.jsonl").read_text()

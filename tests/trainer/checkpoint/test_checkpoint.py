@@ -59,19 +59,6 @@ def test_manifest_describes_every_file_and_the_last_has_no_optimizer_state(tiny_
         assert all(describe_file(folder / file.path) == file for file in manifest.files)
 
 
-def test_checkpoint_is_restored_with_its_state(tmp_path: Path) -> None:
-    model, optimizers = parts()
-    model(torch.ones(1, 3)).sum().backward()
-    optimizers[0].step()
-    folder = get_checkpoint_path(tmp_path, 7)
-    write_checkpoint(folder, model, optimizers, {"step": 7, "note": [1.5, None]})
-    other, others = parts()
-    assert verify_checkpoint(folder) == {"step": 7, "note": [1.5, None]}
-    restore_checkpoint(folder, other, others)
-    assert torch.equal(other.weight, model.weight)  # type: ignore[arg-type]
-    assert others[0].state_dict()["state"][0]["exp_avg"].equal(optimizers[0].state_dict()["state"][0]["exp_avg"])
-
-
 def test_interrupted_write_leaves_previous_checkpoint(run_copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full_disk(*_: object) -> None:
         raise OSError("No space left on device")
@@ -190,19 +177,6 @@ def test_writes_run_in_the_background_one_after_the_other() -> None:
         writer.begin(lambda number=number: written.append(number))  # type: ignore[misc]
     writer.wait()
     assert written == [0, 1, 2, 3, 4]
-
-
-def test_write_error_is_raised_once_at_next_call() -> None:
-    writer = CheckpointWriter()
-
-    def write() -> None:
-        raise OSError(28, "No space left on device")
-
-    writer.begin(write)
-    with pytest.raises(OSError, match="No space"):
-        writer.wait()
-    writer.check()
-    writer.wait()
 
 
 Train = Callable[..., int]

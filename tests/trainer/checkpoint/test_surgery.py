@@ -47,17 +47,8 @@ def test_run_from_earlier_step_starts_there(train: Callable[..., int], tiny_run:
 @pytest.mark.slow
 def test_conversion_keeps_loss_and_records_lineage(dataset_folder: Path, tmp_path: Path) -> None:
     small = ("--train.batch", "8", "--train.dev-tokens", "2048", "--train.sample-tokens", "0", "--threads", "1")
-    given = [
-        "--dataset",
-        str(dataset_folder),
-        "--arch",
-        "rwkv5",
-        "--device",
-        "cpu",
-        "--train.precision",
-        "fp32",
-        *small,
-    ]
+    machine = ("--device", "cpu", "--train.precision", "fp32")
+    given = ["--dataset", str(dataset_folder), "--arch", "rwkv5", *machine, *small]
     shape = ("--version", "5.0", "--model.depth", "2", "--model.width", "64", "--train.sequence-length", "32")
     rate = ("--recipe.matrices.learning-rate", "0.003", "--budget", "120steps")
     first = tmp_path / "first"

@@ -5,15 +5,11 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
-import shutil
 import subprocess
 import sys
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
-from tests.support.tiny import TINY
 from trainer.cli.main import COMMANDS, main
 from trainer.models import ARCHITECTURES
 
@@ -70,28 +66,3 @@ def test_missing_package_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytes
 def test_arch_list_names_every_architecture(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["arch", "list", "--json"]) == 0
     assert [row["name"] for row in json.loads(capsys.readouterr().out)] == list(ARCHITECTURES)
-
-
-def test_damaged_checkpoint_prints_one_line(
-    tiny_run: Path, dataset_folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], refuse: Callable[..., str]
-) -> None:
-    run = Path(shutil.copytree(tiny_run, tmp_path / "run"))
-    (run / "checkpoints/step-00000030/model.safetensors").write_bytes(b"nothing")
-    assert "model.safetensors is damaged" in refuse("sample", run)
-    assert "absent" in refuse("sample", tmp_path / "absent")
-    assert "has no complete checkpoint" in refuse("chat", tmp_path)
-    shutil.rmtree(run / "checkpoints/step-00000030")
-    (run / "checkpoints/step-00000020/optimizer.pt").write_bytes(b"nothing")
-    assert main(["train", "--dataset", str(dataset_folder), "--out", str(run), "--budget", "30steps", *TINY]) == 2
-    lines = capfd.readouterr().err.splitlines()
-    assert "optimizer.pt is damaged" in lines[-1]
-    assert not any("Traceback" in line for line in lines)
-
-
-def test_train_prepares_corpus(corpus_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DAILYTRAIN_CACHE", str(tmp_path / "cache"))
-    flags = ["--corpus", f"files:{corpus_folder}/*.txt", "--tokenizer", "bpe:300", "--budget", "2steps", *TINY]
-    assert main(["train", "--out", str(tmp_path / "run"), *flags]) == 0
-    run = json.loads((tmp_path / "run" / "run.json").read_text())
-    assert run["dataset"]["tokenizer"] == "bpe:300"
-    assert run["dataset"]["limit_bytes"] == 16 * 2**20

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +15,6 @@ from trainer.config.presets import RUN_PRESETS
 from trainer.config.recipe_overrides import override_recipe
 from trainer.config.train_config import (
     ConfigError,
-    TrainArgs,
     TrainConfig,
     choose_text_limit,
     is_short,
@@ -36,13 +33,6 @@ def test_flags_and_file_give_same_config(tmp_path: Path) -> None:
     for file in (toml, json_file):
         assert parse_config(["--config", str(file), "--out", "x"]) == expected
     assert parse_config(["--out", "x", *flags, "--limit_bytes", "5"]) == expected
-
-
-def test_flags_override_file(tmp_path: Path) -> None:
-    file = tmp_path / "run.toml"
-    file.write_text('budget = "20steps"\n[model]\ndepth = 3\nwindows = "SL"\n')
-    config = parse_config(["--model.depth", "5", "--config", str(file), "--out", "x", "--budget", "9steps"])
-    assert (config.budget, config.model) == ("9steps", {"depth": 5, "windows": "SL"})
 
 
 @pytest.mark.parametrize(
@@ -78,18 +68,6 @@ def test_config_file_with_byte_order_mark_is_read(tmp_path: Path, name: str, con
 
 def config(**fields: Any) -> TrainConfig:
     return TrainConfig(out=Path("x"), **fields)
-
-
-def test_resolve_keeps_given_values() -> None:
-    numbers = TrainArgs(sequence_length=64, batch=6, micro_batch=3, compile=True, evaluations=2, dev_tokens=100)
-    resolved = resolve_config(config(train=numbers, model={"depth": 7}), "cpu")
-    assert {**dataclasses.asdict(resolved), "precision": "auto", "muon_precision": "auto", "strategy": "auto"} == {
-        **dataclasses.asdict(numbers),
-        "chunk": 0,
-        "device": "cpu",
-        "devices": 1,
-        "depth": 7,
-    }
 
 
 def test_resolve_cpu_run_is_small_if_short_and_compiled_with_all_text_if_long() -> None:
@@ -229,17 +207,3 @@ def test_invalid_override_raises_one_line_error(overrides: dict[str, Any], sente
         override_recipe(RECIPE, overrides)
     assert sentence in str(refusal.value)
     assert "\n" not in str(refusal.value)
-
-
-def test_run_records_overrides_in_identity(
-    train: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    flags = ("--budget", "4steps", "--recipe.clip", "0.01", "--recipe.schedule.shape", "cosine")
-    assert train(tmp_path, *flags, "--recipe.matrices.momentum", "0.87") == 0
-    recipe = json.loads((tmp_path / "run.json").read_text())["recipe"]
-    assert (recipe["clip"], recipe["schedule"]["shape"]) == (0.01, "cosine")
-    assert [group["momentum"] for group in recipe["groups"] if group["name"] == "matrices"] == [0.87]
-    assert train(tmp_path, *flags) == 2
-    assert "another recipe" in capsys.readouterr().err.splitlines()[-1]
-    assert train(tmp_path / "other", "--budget", "4steps", "--recipe.heads.momentum", "0.5") == 2
-    assert "there is no recipe.heads" in capsys.readouterr().err.splitlines()[-1]

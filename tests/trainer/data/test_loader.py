@@ -39,7 +39,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     return prepare_dataset("python-docs", "bpe:512", tmp_path_factory.mktemp("data") / "dataset", 60_000)
 
 
-def batches(loader: BlockLoader, count: int) -> Iterator[list[list[int]]]:
+def batches(loader: Any, count: int) -> Iterator[list[list[int]]]:
     for _ in range(count):
         inputs, targets = loader.next_batch()
         yield torch.cat([inputs, targets], dim=1).tolist()
@@ -84,18 +84,24 @@ def test_epoch_visits_each_block_once_in_an_own_order(dataset: Dataset, batch: i
     assert all(order != orders[0] for order in orders[1:])
 
 
-def test_ranks_together_read_the_batches_of_one(dataset: Dataset) -> None:
-    alone = BlockLoader(dataset, "train", batch=6, length=100, seed=1)
-    ranks = [BlockLoader(dataset, "train", batch=2, length=100, seed=1, rank=rank, ranks=3) for rank in range(3)]
-    for _ in range(alone.blocks):
+@pytest.mark.parametrize("packing", PACKINGS)
+def test_ranks_together_read_the_batches_of_one(dataset: Dataset, packing: str) -> None:
+    load = load_packing(packing)
+    alone = load(dataset, "train", 6, 100, seed=1)
+    ranks = [load(dataset, "train", 2, 100, seed=1, rank=rank, ranks=3) for rank in range(3)]
+    for _ in range(40):
         together = [row for rank in ranks for row in next(batches(rank, 1))]
         assert together == next(batches(alone, 1))
-    assert {rank.position for rank in ranks} == {alone.position}
+    assert all(rank.state_dict() == alone.state_dict() for rank in ranks)
 
 
-@pytest.mark.parametrize("change", [{"seed": 2}, {"length": 99}, {"blocks": 3}])
-def test_state_of_other_data_is_rejected(dataset: Dataset, change: dict[str, int]) -> None:
-    loader = BlockLoader(dataset, "train", batch=4, length=100, seed=1)
+@pytest.mark.parametrize(
+    ("packing", "change"),
+    [(packing, change) for packing in PACKINGS for change in ({"seed": 2}, {"length": 99})]
+    + [("blocks", {"blocks": 3}), ("documents", {"documents": 3})],
+)
+def test_state_of_other_data_is_rejected(dataset: Dataset, packing: str, change: dict[str, int]) -> None:
+    loader = load_packing(packing)(dataset, "train", 4, 100, seed=1)
     with pytest.raises(DatasetError, match=f"has {next(iter(change))}"):
         loader.load_state_dict({**loader.state_dict(), **change})
 

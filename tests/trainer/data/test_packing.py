@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from trainer.data.dataset import Dataset, prepare_dataset
 from trainer.data.loader import Batch, shuffle_positions
 from trainer.data.packing import BestFitPacker, DocumentLoader, estimate_waste, find_document_starts
-from trainer.errors import DatasetError
 
 LENGTHS = st.lists(st.integers(1, 40), min_size=1, max_size=30)
 
@@ -113,20 +112,6 @@ def test_row_begins_with_a_document(dataset: Dataset) -> None:
             assert all(part in beginnings for part in parts)
             # All documents but the last are complete.
             assert all(part in whole for part in parts[:-1])
-
-
-def test_ranks_together_read_the_batches_of_one(dataset: Dataset) -> None:
-    alone = loader(dataset, batch=6)
-    ranks = [loader(dataset, batch=2, rank=rank, ranks=3) for rank in range(3)]
-    for _ in range(10):
-        assert [row for rank in ranks for row in get_rows(rank.next_batch())] == get_rows(alone.next_batch())
-    assert all(rank.state_dict() == alone.state_dict() for rank in ranks)
-
-
-@pytest.mark.parametrize("change", [{"seed": 2}, {"length": 99}, {"documents": 3}])
-def test_state_of_other_data_is_rejected(dataset: Dataset, change: dict[str, int]) -> None:
-    with pytest.raises(DatasetError, match=f"has {next(iter(change))}"):
-        loader(dataset).load_state_dict({**loader(dataset).state_dict(), **change})
 
 
 def test_run_reports_waste(train: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

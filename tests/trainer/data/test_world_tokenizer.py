@@ -58,27 +58,12 @@ def rwkv_encode() -> Callable[[bytes], list[int]]:
     return module.TRIE_TOKENIZER(str(FILE)).encodeBytes
 
 
-def texts() -> list[str]:
-    """Real text in many scripts: books, and all blocks of letters and symbols."""
-    rows = [
-        "Всички хора се раждат свободни и равни по достойнство и права.",
-        "人人生而自由，在尊严和权利上一律平等。すべての人間は、生まれながらにして自由である。",
-        "모든 인간은 태어날 때부터 자유로우며 그 존엄과 권리에 있어 동등하다.",
-        "يولد جميع الناس أحرارًا متساوين في الكرامة والحقوق. כל בני האדם נולדו בני חורין",
-        "सभी मनुष्यों को गौरव और अधिकारों के मामले में जन्मजात स्वतन्त्रता प्राप्त है। มนุษย์ทั้งหลายเกิดมามีอิสระ",
-        "def f(x):\n\treturn {'a': [1, 2.5e-3]}  # naïve café 👩‍👩‍👧‍👦 ½ ≤ ∑ \r\n\n\n    end\x00\x7f",
-        "".join(map(chr, [*range(1, 0xD800, 7), *range(0x1F300, 0x1F700)])),
-    ]
-    for name in ("tinyshakespeare/input.txt", "wikitext-2-raw/wiki.test.raw"):
-        if (file := DATA / "text" / name).is_file():
-            rows.append(file.read_text(encoding="utf-8")[:60_000])
-    return rows
-
-
 @published
 def test_tokens_equal_the_authors(full: world.WorldTokenizer, rwkv_encode: Callable[[bytes], list[int]]) -> None:
     assert (full.vocabulary_size, full.end_of_text, len(full._tokens)) == (65536, 0, 65529)
-    for text in texts():
+    text_file = DATA / "text" / "wikitext-2-raw/wiki.test.raw"
+    scripts = "".join(map(chr, [*range(1, 0xD800, 7), *range(0x1F300, 0x1F700)]))
+    for text in (scripts, text_file.read_text(encoding="utf-8")[:60_000] if text_file.is_file() else ""):
         ids = full.encode(text)
         assert ids == rwkv_encode(text.encode())
         assert full.decode(ids) == text
@@ -119,7 +104,6 @@ def test_dataset_and_file_use_world_tokenizer(corpus_folder: Path, tmp_path: Pat
     [
         (lambda text: text.replace("257 'the' 3", "257 'the' 4"), "line 257, is not an entry of a World vocabulary"),
         (lambda text: text.replace("257 'the' 3", "256 'the' 3"), "line 257, repeats the id 256"),
-        (lambda text: text.replace("257 'the' 3", "257 'A' 1"), "or one of them twice"),
         (lambda text: text.replace("66 'A' 1\n", ""), "no token for 1 of the bytes"),
         (lambda text: text.replace("257 'the' 3", "257 __import__('os') 3"), "line 257, is not an entry"),
         (lambda text: text.replace("257 'the' 3", "0 'the' 3"), "an id below 1"),
@@ -134,9 +118,7 @@ def test_invalid_vocabulary_raises_one_line(change: Any, sentence: str, tmp_path
     assert "\n" not in str(caught.value)
 
 
-def test_missing_vocabulary_raises_one_line(tmp_path: Path) -> None:
-    with pytest.raises(TokenizerError, match="No such file"):
-        TokenizerSpec.parse(f"world:{tmp_path / 'none.txt'}")
+def test_invalid_tokenizer_of_a_dataset_raises_one_line(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text('{"model": {"type": "World"}, "tokens": [["x"]]}')
     with pytest.raises(TokenizerError, match="its tokens cannot be read"):
         load_tokenizer(tmp_path / "tokenizer.json")

@@ -45,7 +45,9 @@ def write(files: Files, folder: Path) -> Path:
         ("stores a tensor under 120,000 names", "more than 20,000 names"),
         ("lists a million numbers", "an argument is a list of 1,000,000 items, and 16,384 are allowed"),
         ("reshapes to 10,000 dimensions", "computes a tensor of more than 8 dimensions"),
-        ("adds 20,000 dimensions one by one", "computes a tensor of more than 8 dimensions"),
+        pytest.param(
+            "adds 20,000 dimensions one by one", "computes a tensor of more than 8 dimensions", marks=pytest.mark.slow
+        ),
         ("unbinds 300 million numbers", r"splits a tensor into more than 16,384 \(aten::unbind.int\)"),
         ("splits 300 million numbers", r"splits a tensor into more than 16,384 \(aten::split.Tensor\)"),
         ("cuts 300 million sections", "which returns at most 16,384 tensors"),

@@ -108,7 +108,9 @@ def test_division_that_would_end_the_process_is_refused() -> None:
         compute_initial_tensors(parse_files(files).initialization)
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[] if n in ("gpt", "rwkv5") else pytest.mark.slow) for n in ARCHITECTURES]
+)
 def test_own_architecture_needs_little_for_its_initialization(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only orthogonal matrices, of rwkv5, cost more than the allowance."""
     charged = count_charged_flops(trace(name).initialization)

@@ -133,18 +133,6 @@ def test_config_with_impossible_fields_is_refused(name: str, fields: dict[str, A
         build_tiny(name, **fields)
 
 
-@torch.no_grad()
-def test_litgpt_logits_equal_litgpt_itself() -> None:
-    from litgpt import GPT
-
-    model, config = build_tiny("litgpt")
-    reference = GPT(config.to_litgpt()).eval()
-    weights = {name.removeprefix("gpt."): value for name, value in model.state_dict().items()}
-    reference.load_state_dict({name.replace("head.", "lm_head."): value for name, value in weights.items()})
-    tokens = torch.randint(0, V, (2, T))
-    torch.testing.assert_close(reference(tokens), model(tokens))
-
-
 def test_nanogpt_depth_12_has_gpt2_size() -> None:
     config = nanogpt.Config.sized(12, 50257, 1024)
     assert (config.depth, config.width, config.heads) == (12, 768, 12)

@@ -13,7 +13,7 @@ from tests.support.gpt_models import END, T, V, build_random_model, sample_token
 from trainer.distributed.devices import compute_gradient_norm
 from trainer.errors import ExitCode
 from trainer.models.ngram_memory import GatedMemory, NGramMemory, fetch_rows
-from trainer.ops.ngram_memory import get_row_gradients, hash_ngrams
+from trainer.ops.ngram_memory import hash_ngrams
 
 ORDERS, ROWS = (1, 2, 3, 5), 1000
 
@@ -49,29 +49,6 @@ def test_hashes_spread_over_their_own_rows_and_differ_in_collisions() -> None:
         assert len(column.unique()) > 0.74 * 2**16
     both = rows[:, 0] * 2**17 + rows[:, 1]
     assert len(both.unique()) > 0.99 * len(both)
-
-
-def compute_loss(memory: NGramMemory, tokens: Tensor) -> Tensor:
-    weights = torch.linspace(-1, 1, memory.table[0].numel()).view(memory.table.shape[1:])
-    return (memory(tokens) * weights + 0.1).square().sum()
-
-
-def test_gradient_of_rows_equals_that_of_a_dense_table() -> None:
-    tokens = sample_tokens(rows=3)
-    table = torch.randn(80, 2, 3, generator=torch.Generator().manual_seed(0))
-    memory, dense = NGramMemory(table.clone(), (2, 3)), table.clone().requires_grad_()
-    compute_loss(memory, tokens).backward()
-    assert memory.table.grad is None
-    gradients = get_row_gradients(memory.table)
-    found = torch.zeros(80, 6)
-    for rows, sums, _ in gradients.iterate_sums():
-        found[rows] += sums
-    read = dense[hash_ngrams(tokens, 40, (2, 3), 1, None)].sum(2)
-    weights = torch.linspace(-1, 1, 6).view(2, 3)
-    (read * weights + 0.1).square().sum().backward()
-    torch.testing.assert_close(found.view(80, 2, 3), dense.grad)
-    gradients.clear()
-    assert list(gradients.iterate_sums()) == []
 
 
 def test_fetched_rows_equal_read_ones_and_are_left_afterwards() -> None:

@@ -26,18 +26,9 @@ def test_rwkv5_7b_has_published_parameter_count(version: float, parameters: int)
 
 def test_rwkv5_presets_ignore_depth() -> None:
     assert {name.removeprefix("rwkv5-") for name in PRESETS} == set(rwkv5.SHAPES)
-    counts = {
-        name: count_parameters(load_architecture(name).Config.sized(9, 65536, 1024))
-        for name in PRESETS
-        if name != "rwkv5-7b"
-    }
-    assert counts == {
-        "rwkv5-tiny": 36_977_664,
-        "rwkv5-169m": 192_807_936,
-        "rwkv5-430m": 461_721_600,
-        "rwkv5-1b5": 1_577_754_624,
-        "rwkv5-3b": 3_062_999_040,
-    }
+    for name in PRESETS:
+        sized = load_architecture(name).Config.sized
+        assert sized(9, 65536, 1024) == sized(2, 65536, 1024)
 
 
 def test_rwkv5_initial_values_are_official() -> None:

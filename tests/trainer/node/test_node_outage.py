@@ -33,7 +33,7 @@ def test_job_during_an_outage_loses_nothing(
 ) -> None:
     caplog.set_level("INFO", "trainer.node")
     site.inject_fault("down", "/register", times=1)
-    lease = site.queue_job(build_training_job(site, steps=60, pace=0.03))
+    lease = site.queue_job(build_training_job(site, steps=30, pace=0.03))
     site.faults.append(lambda _: "down" if lease in site.leases and site.leases[lease].rows else "")
     agent.start()
     held = wait_for_metrics(site, lease)
@@ -42,8 +42,8 @@ def test_job_during_an_outage_loses_nothing(
     site.faults.clear()
     wait_until_finished(site, lease)
     assert held.end.outcome == "done", held.end.reason
-    assert [row["step"] for row in held.rows] == list(range(1, 61))
-    assert [checkpoint.step for checkpoint in held.checkpoints][-1] == 60
+    assert [row["step"] for row in held.rows] == list(range(1, 31))
+    assert [checkpoint.step for checkpoint in held.checkpoints][-1] == 30
 
 
 @pytest.mark.parametrize(

@@ -78,7 +78,7 @@ def wait_until_ended(site: PacketApiServer, lease: int) -> protocol.FinishLease:
     return site.leases[lease].end
 
 
-@pytest.mark.parametrize("has_outage", [False, True])
+@pytest.mark.parametrize("has_outage", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_session_submits_every_packet_once(
     site: PacketApiServer, add_volunteer: AddVolunteer, model_server: CompletionServer, has_outage: bool
 ) -> None:
@@ -107,6 +107,7 @@ def test_session_submits_every_packet_once(
     assert hardware.rephraser == protocol.Rephraser(back_end="endpoint", models=(NAME,))
 
 
+@pytest.mark.slow
 def test_session_waits_for_an_unavailable_back_end(site: PacketApiServer, add_volunteer: AddVolunteer) -> None:
     site.done_message = ""  # more packets follow
     site.add_packets(texts(10), STYLES)
@@ -184,22 +185,7 @@ def test_session_on_leaving_submits_finished_packets(site: PacketApiServer, add_
     assert set(site.stored_counts.values()) == {1}
 
 
-def test_session_with_a_lost_lease_ends_and_the_next_continues(
-    site: PacketApiServer, add_volunteer: AddVolunteer
-) -> None:
-    site.add_packets(texts(20), STYLES)
-    lease = site.queue_session()
-    with serve_model(SynonymModel(seconds=0.05)) as service:
-        add_volunteer(service.url)
-        wait_until(lambda: site.taken)
-        with site.lock:
-            site.leases[lease].active = False
-            site.release_packets(lease)
-        assert wait_until_ended(site, site.queue_session()).outcome == "done"
-    assert len(site.taken) == 20
-    assert set(site.stored_counts.values()) == {1}
-
-
+@pytest.mark.slow
 def test_session_at_its_time_limit_finishes_pending_packets(
     site: PacketApiServer, add_volunteer: AddVolunteer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -222,15 +208,12 @@ def test_session_at_its_time_limit_finishes_pending_packets(
 def test_session_with_an_unsupported_campaign_fails_with_a_reason(
     site: PacketApiServer, add_volunteer: AddVolunteer, model_server: CompletionServer
 ) -> None:
-    for change, sentence in (({"model": "other"}, "needs other"), ({"prompt_version": 9}, "too old")):
-        site.order = site.order.model_copy(update=change)
-        lease = site.queue_session()
-        if not site.volunteers:
-            add_volunteer(model_server.url)
-        finish = wait_until_ended(site, lease)
-        assert finish.outcome == "failed"
-        assert sentence in finish.reason
-        site.order = site.order.model_copy(update={"model": NAME})
+    site.order = site.order.model_copy(update={"prompt_version": 9})
+    lease = site.queue_session()
+    add_volunteer(model_server.url)
+    finish = wait_until_ended(site, lease)
+    assert finish.outcome == "failed"
+    assert "too old" in finish.reason
 
 
 def test_rephrase_join_without_an_account_runs_one_session(

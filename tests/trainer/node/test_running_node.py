@@ -141,10 +141,7 @@ def test_scoring_job_without_entry_code_runs_the_release(running_node: Node) -> 
     names = {hashlib.sha256(content).hexdigest() for content in (b"questions", b"more")}
     assert {path.name for path in (running_node.home / "evaluation").iterdir()} == names
     assert all(sum(name in request for request in site.requests) == 1 for name in names), "downloaded once"
-
-
-def test_scoring_job_draws_its_text_by_the_secret(running_node: Node) -> None:
-    held = run_job(running_node.site, build_score_job(running_node.site, graph=True, entry=False, secret=SECRET))
+    held = run_job(site, build_score_job(site, graph=True, entry=False, secret=SECRET))
     assert held.end.result["test"] == f"2000 tokens of test, drawn by {SECRET}"
     assert held.end.result["sees_secret"] is False
     assert SECRET not in held.log
@@ -161,10 +158,8 @@ def test_scoring_job_with_entry_code_returns_only_numbers(running_node: Node) ->
 @pytest.mark.parametrize(
     ("run", "entry", "cause", "reason"),
     [
-        ("sleeps", False, "infrastructure", "The scoring was ended."),
         ("cheats", False, "model", "The model looks ahead."),
         ("sleeps", True, "infrastructure", "The scoring was ended."),
-        ("cheats", True, "model", "The entry's Python could not be scored."),
         ("breaks", False, "infrastructure", "ModuleNotFoundError: No module named 'no_such_package'"),
     ],
 )
@@ -271,8 +266,6 @@ NO_LM_EVAL = SCORE.replace('"bits_per_byte": 2.5', '"bits_per_byte": 2.5, "suite
     ("file", "code", "activity", "reason"),
     [
         ("train", MISSING, "Training one step", "ModuleNotFoundError: No module named 'no_such_package'"),
-        ("cli/score", MISSING, "Scoring one row", "ModuleNotFoundError: No module named 'no_such_package'"),
-        ("cli/prepare", MISSING, "Preparing a small text", "ModuleNotFoundError: No module named 'no_such_package'"),
         ("cli/score", NO_LM_EVAL, "Scoring one row", "lm-eval is missing: pip install 'dailytrain[training]'"),
     ],
 )

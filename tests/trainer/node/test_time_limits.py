@@ -11,7 +11,6 @@ import pytest
 
 from trainer.errors import ExitCode, write_failure
 from trainer.node.job import Job
-from trainer.node.job_handlers import train
 from trainer.node.job_handlers.swarm import describe_sampling
 from trainer.node.outcome import JobFailedError
 from trainer.node.stop_signal import StopLevel
@@ -75,15 +74,6 @@ def test_training_of_an_entrys_python_has_a_fixed_limit(tmp_path: Path) -> None:
     process = SlowProcess(lambda now: metrics.write_text("{}" * int(now)), end=8000)  # type: ignore[arg-type, return-value]
     wait_for_process(process, None)
     assert (process.is_out_of_time, process.now) == (True, 850)
-
-
-@pytest.mark.parametrize(("is_out_of_time", "cause"), [(True, "infrastructure"), (False, "model")])
-def test_reached_time_limit_is_the_machines_fault(is_out_of_time: bool, cause: str, tmp_path: Path) -> None:
-    process = SlowProcess(lambda now: None, end=1)
-    process.limit_error, process.is_out_of_time = "It exceeded a limit.", is_out_of_time
-    outcome = train.describe_training(process, tmp_path, is_graph=False)
-    assert (outcome.outcome, outcome.cause) == ("failed", cause)
-    assert (train.TIME_ADVICE in outcome.reason) == is_out_of_time
 
 
 @pytest.mark.parametrize(

@@ -26,12 +26,12 @@ from trainer.node.job_handlers.train import TIME_ADVICE
 pytestmark = pytest.mark.processes
 
 
-def assert_refused(node: Node, spec: protocol.JobSpec, reason: str, outcome: str = "infrastructure") -> None:
+def assert_refused(node: Node, spec: protocol.JobSpec, reason: str) -> None:
     """Check that nothing ran. The node goes on, or the next test would get no job done."""
     site = node.site
     held = run_job(site, spec)
     site.sign, site.rewrite = site.key.sign, lambda spec: spec
-    assert (held.end.outcome, held.end.cause) == ("failed", outcome)
+    assert (held.end.outcome, held.end.cause) == ("failed", "infrastructure")
     assert reason in held.end.reason
     assert (held.log, held.rows, held.checkpoints) == ("", [], [])
     assert list_running_processes(node.home) == []
@@ -68,25 +68,19 @@ def test_identity_belongs_to_one_site_and_its_first_key(site: NodeApiServer, nod
     assert "This node belongs to https://elsewhere.example." in node.read_output()
 
 
-@pytest.mark.parametrize("part", ["release", "entry"])
-def test_file_with_changed_bytes_is_refused(running_node: Node, part: str) -> None:
+def test_file_with_changed_bytes_is_refused(running_node: Node) -> None:
     spec = build_training_job(running_node.site)
-    sources = {"trainer/models/gpt.py": 'NAME = "changed"\n'}
-    good = stdlib_release.build_tar(sources if part == "entry" else stdlib_release.FILES | sources)
-    file = running_node.site.store_blob(good, f"{part}.tar")
+    good = stdlib_release.build_tar({"trainer/models/gpt.py": 'NAME = "changed"\n'})
+    file = running_node.site.store_blob(good, "entry.tar")
     changed = bytearray(good)
     changed[600] ^= 1
     running_node.site.blobs[file.sha256] = bytes(changed)
-    reason = f"{part}.tar is not the file that the order names (its SHA-256 differs). Nothing was run."
-    assert_refused(running_node, spec.model_copy(update={part: file}), reason)
+    reason = "entry.tar is not the file that the order names (its SHA-256 differs). Nothing was run."
+    assert_refused(running_node, spec.model_copy(update={"entry": file}), reason)
 
 
-def test_files_outside_their_folder_are_refused(running_node: Node) -> None:
+def test_file_outside_its_folder_is_refused(running_node: Node) -> None:
     site = running_node.site
-    evil = site.store_blob(stdlib_release.build_tar({"trainer/train.py": "evil"}), "entry.tar")
-    spec = build_training_job(site).model_copy(update={"entry": evil})
-    reason = "The archive is refused: trainer/train.py is outside trainer/models/. Nothing was run."
-    assert_refused(running_node, spec, reason, "model")
     evil = site.store_blob(b"evil", "../../../../identity.json")
     spec = build_training_job(site, resume=protocol.Checkpoint(step=10, files=(evil,)))
     assert_refused(running_node, spec, "is not a path inside a folder")
@@ -113,17 +107,6 @@ CASES: dict[str, tuple[str, str, str]] = {
     "diverges": ("fail(3, 'model', 'The loss became NaN at step 17.')", "model", "The loss became NaN at step 17."),
     "reason is not a sentence": (
         "fail(3, 'model', '\\x1b[31mred\\n\\n' + 'x' * 1000)", "model", "[31mred " + "x" * 391 + "…",
-    ),
-    "reason is no text": ("fail(3, 'me', {})", "model", "The training failed: the model failed; the log says how."),
-    "crash": ("os.kill(os.getpid(), 11)", "model", "The training's process crashed with a segmentation fault."),
-    "no result": ("sys.exit(0)", "model", "The training ended without a result."),
-    "disk": (
-        "[(out / str(i)).write_bytes(bytes(1_000_000)) for i in range(1000)]", "model",
-        f"{ENDED} It used more than 20.0 MB of disk.",
-    ),
-    "processes": (
-        "while True:\n  try: os.fork()\n  except OSError: pass", "model",
-        f"{ENDED} It had more than 8 processes at once.",
     ),
     "memory": (
         "held = b'x' * 300_000_000; time.sleep(30)", "model", f"{ENDED} It used more than 200.0 MB of memory.",

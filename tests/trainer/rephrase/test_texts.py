@@ -92,9 +92,6 @@ def test_unknown_version_or_style_raises_error() -> None:
 LANGUAGES = {
     "en": "The ship left the harbour in the morning, and nobody knew when it would come back.",
     "de": "Das Schiff verließ am Morgen den Hafen, und niemand wusste, wann es zurückkommen würde.",
-    "fr": "Le navire quitta le port au matin, et personne ne savait quand il reviendrait.",
-    "es": "El barco dejó el puerto por la mañana, y nadie sabía cuándo volvería.",
-    "ru": "Корабль вышел из гавани утром, и никто не знал, когда он вернётся.",
     "zh": "那艘船早上离开了港口，没有人知道它什么时候会回来，大家都在岸边等着它，等了很久很久也没有看到它的影子。",
 }
 

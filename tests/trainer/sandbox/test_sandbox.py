@@ -10,7 +10,6 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
-import shutil
 import socket
 import subprocess
 import sys
@@ -70,30 +69,19 @@ def test_command_returns_its_exit_code_and_leaves_no_control_group(run: Callable
     assert [folder for root in cgroup.ROOTS for folder in root.glob(f"{cgroup.NAME}-{os.getpid()}-*")] == []
 
 
-def test_sandbox_has_no_network(run: Callable[..., EndedProcess]) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        ended = run(f"""
-            import socket
-            try:
-                socket.create_connection(("127.0.0.1", {server.getsockname()[1]}), 2)
-            except OSError as error:
-                print(type(error).__name__)
-            print([name for _, name in socket.if_nameindex() if name != "lo"])
-        """)
-    assert ended.output == "ConnectionRefusedError\n[]\n"
-
-
 def test_sandbox_hides_home_and_other_folders(run: Callable[..., EndedProcess], tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "secret").write_text("secret")
     with tempfile.NamedTemporaryFile(dir=Path.home(), prefix=".dailytrain-probe-") as probe:
         ended = run(f"""
             import os
-            for path in {[probe.name, str(tmp_path / "other" / "secret"), "/etc/passwd"]}:
+            secret = {str(tmp_path / "other" / "secret")!r}
+            os.symlink(secret, "link")
+            for path in ({probe.name!r}, secret, "/etc/passwd", "link", "/proc/1/root" + secret):
                 print(os.path.exists(path))
             print(sorted(os.listdir({str(tmp_path)!r})))
         """)
-    assert ended.output == "False\nFalse\nFalse\n['out']\n"
+    assert ended.output == "False\n" * 5 + "['out']\n"
 
 
 START_IMPORT = """
@@ -207,10 +195,6 @@ def test_files_in_memory_have_a_limit(run: Callable[..., EndedProcess]) -> None:
 
 EXCEEDING = {
     "many files": ("disk", "for n in range(300): open(f'{n}', 'wb').write(bytes(100_000))\ntime.sleep(60)"),
-    "deleted open file": (
-        "disk",
-        "file = open('x', 'wb'); os.unlink('x'); file.write(bytes(21_000_000)); file.flush(); time.sleep(60)",
-    ),
     "deleted mapped file": (
         "disk",
         """
@@ -375,24 +359,6 @@ def describe_process(pid: int) -> str:
 # --- ways out ---------------------------------------------------------------------------------------------------------
 
 
-def test_mount_and_namespace_calls_are_refused(run: Callable[..., EndedProcess], tmp_path: Path) -> None:
-    folder = str(tmp_path / "out")
-    ended = run(f"""
-        import ctypes, os
-        libc = ctypes.CDLL(None, use_errno=True)
-        folder = {folder!r}.encode()
-        os.mkdir(folder + b"/m")
-        print(libc.mount(b"none", folder + b"/m", b"tmpfs", 0, None))
-        print(libc.mount(b"/", folder + b"/m", None, 4096, None))  # MS_BIND
-        print(libc.umount2(folder, 2))
-        print(libc.mount(None, b"/", None, 32, None))  # MS_REMOUNT, writable
-        print(libc.pivot_root(b"/", b"/") if hasattr(libc, "pivot_root") else -1)
-        print(libc.chroot(folder))
-        print(libc.unshare(0x00020000), libc.unshare(0x10000000), libc.unshare(0x40000000))
-    """)
-    assert ended.output.split() == ["-1"] * 9
-
-
 def test_devices_are_the_harmless_ones(run: Callable[..., EndedProcess], tmp_path: Path) -> None:
     ended = run(f"""
         import os, stat
@@ -410,79 +376,9 @@ def test_devices_are_the_harmless_ones(run: Callable[..., EndedProcess], tmp_pat
     assert ended.output == "[]\nrefused\nrefused\n"
 
 
-def test_set_user_id_programs_give_no_rights(run: Callable[..., EndedProcess], tmp_path: Path) -> None:
-    program = tmp_path / "tools" / "id"
-    program.parent.mkdir()
-    shutil.copy("/usr/bin/id", program)
-    program.chmod(0o4755)
-    ended = run(
-        f"""
-        import os, subprocess
-        print(subprocess.run([{str(program)!r}, "-u"], capture_output=True, text=True).stdout.strip() != "0")
-        out = {str(tmp_path / "out")!r}
-        for call in (lambda: os.setuid(0), lambda: os.setgroups([0]), lambda: os.chown(out, 0, 0)):
-            try:
-                call()
-                print("changed")
-            except PermissionError:
-                print("refused")
-            except OSError as error:
-                print("refused" if error.errno == 22 else error)
-        """,
-        mounts=(Mount(program.parent),),
-    )
-    assert ended.output.split() == ["True", "refused", "refused", "refused"]
-
-
-def test_other_processes_cannot_be_traced_or_signaled(run: Callable[..., EndedProcess]) -> None:
-    victim = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
-    try:
-        ended = run(f"""
-            import ctypes, os
-            libc = ctypes.CDLL(None, use_errno=True)
-            for pid in ({victim.pid}, {os.getpid()}):
-                print(libc.ptrace(16, pid, 0, 0))  # PTRACE_ATTACH
-                print(os.path.exists(f"/proc/{{pid}}/mem"))
-                try:
-                    os.kill(pid, 9)
-                    print("killed")
-                except OSError:
-                    print("refused")
-        """)
-        assert ended.output.split() == ["-1", "False", "refused"] * 2
-        assert victim.poll() is None
-    finally:
-        victim.kill()
-        victim.wait()
-
-
-def test_links_lead_to_nothing_outside(run: Callable[..., EndedProcess], tmp_path: Path) -> None:
-    secret = tmp_path / "secret"
-    secret.write_text("secret")
-    out = str(tmp_path / "out")
-    ended = run(f"""
-        import os
-        os.symlink({str(secret)!r}, {out!r} + "/symlink")
-        os.symlink("/proc/1/root" + {str(secret)!r}, {out!r} + "/root")
-        os.symlink("/proc/self/cwd/../../../../.." + {str(secret)!r}, {out!r} + "/cwd")
-        for name in ("symlink", "root", "cwd"):
-            try:
-                open({out!r} + "/" + name).read()
-                print("read")
-            except OSError:
-                print("refused")
-        for source in ({str(secret)!r}, "/usr/bin/env"):
-            try:
-                os.link(source, {out!r} + "/hard")
-                print("linked")
-            except OSError:
-                print("refused")
-    """)
-    assert ended.output.split() == ["refused"] * 5
-
-
-def test_sockets_outside_are_not_reachable(run: Callable[..., EndedProcess], tmp_path: Path) -> None:
-    with socket.socket(socket.AF_UNIX) as abstract, socket.socket(socket.AF_UNIX) as named:
+def test_network_and_sockets_outside_are_not_reachable(run: Callable[..., EndedProcess], tmp_path: Path) -> None:
+    server = socket.create_server(("127.0.0.1", 0))
+    with server, socket.socket(socket.AF_UNIX) as abstract, socket.socket(socket.AF_UNIX) as named:
         name = f"dailytrain-test-{os.getpid()}"
         abstract.bind("\0" + name)
         abstract.listen()
@@ -491,9 +387,10 @@ def test_sockets_outside_are_not_reachable(run: Callable[..., EndedProcess], tmp
         named.listen()
         ended = run(f"""
             import socket
-            for address in ("\\0{name}", {str(path)!r}):
+            print([name for _, name in socket.if_nameindex() if name != "lo"])
+            for address in ("\\0{name}", {str(path)!r}, {server.getsockname()!r}):
                 try:
-                    socket.socket(socket.AF_UNIX).connect(address)
+                    socket.socket(socket.AF_UNIX if isinstance(address, str) else socket.AF_INET).connect(address)
                     print("connected")
                 except OSError:
                     print("refused")
@@ -504,7 +401,7 @@ def test_sockets_outside_are_not_reachable(run: Callable[..., EndedProcess], tmp
                 except PermissionError:
                     print("refused")
         """)
-    assert ended.output.split() == ["refused"] * 4
+    assert ended.output.split() == ["[]", *["refused"] * 5]
 
 
 def test_shared_memory_and_queues_outside_are_not_reachable(run: Callable[..., EndedProcess]) -> None:

@@ -58,27 +58,20 @@ def test_run_resumes_from_a_version_with_the_same_losses(
     assert list(train_stages(stages, Batches(dataset, config), 3)) == losses[3:]
 
 
-@pytest.mark.parametrize("lost", ["stage-1.json", "stage-0.safetensors"])
-def test_version_without_all_stages_is_ignored(run: Path, config: SwarmConfig, lost: str) -> None:
-    (checkpoint.get_version_folder(run, 6) / lost).unlink()
-    assert checkpoint.find_latest(run, config) == 3
-
-
-def test_truncated_file_is_ignored_and_changed_file_is_refused(run: Path, config: SwarmConfig) -> None:
-    file = checkpoint.get_version_folder(run, 6) / "stage-0.safetensors"
-    content = bytearray(file.read_bytes())
+def test_only_complete_undamaged_versions_of_the_run_are_resumed(run: Path, config: SwarmConfig) -> None:
+    assert checkpoint.find_latest(run, config.model_copy(update={"seed": 6})) is None
+    folder = checkpoint.get_version_folder(run, 6)
+    content = bytearray((folder / "stage-0.safetensors").read_bytes())
     content[-1] ^= 1
-    file.write_bytes(content)
+    (folder / "stage-0.safetensors").write_bytes(content)
     with pytest.raises(CheckpointError, match="is damaged"):
         checkpoint.load_stage(run, config, 0, 6)
-    file.write_bytes(content[:-1])
+    (folder / "stage-0.safetensors").write_bytes(content[:-1])
     assert checkpoint.find_latest(run, config) == 3
     with pytest.raises(CheckpointError, match="is missing, incomplete"):
         checkpoint.load_stage(run, config, 0, 6)
-
-
-def test_version_of_another_run_is_ignored(run: Path, config: SwarmConfig) -> None:
-    assert checkpoint.find_latest(run, config.model_copy(update={"seed": 6})) is None
+    (checkpoint.get_version_folder(run, 3) / "stage-1.json").unlink()
+    assert checkpoint.find_latest(run, config) == 0
 
 
 def test_prune_keeps_newest_and_newer_incomplete_versions(run: Path, config: SwarmConfig) -> None:
@@ -93,6 +86,8 @@ def test_prune_keeps_newest_and_newer_incomplete_versions(run: Path, config: Swa
 def test_assembled_run_is_readable_by_other_commands(
     run: Path, config: SwarmConfig, dataset: Dataset, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    with pytest.raises(CheckpointError, match="no version with all of its 2 stages"):
+        checkpoint.assemble_run(run.parent, config, dataset)
     folder = checkpoint.assemble_run(run, config, dataset, seconds=1.5)
     model = load_model(run)
     for stage in range(config.stages):
@@ -109,8 +104,3 @@ def test_assembled_run_is_readable_by_other_commands(
     assert opened.tokenizer_sha256 == dataset.tokenizer.sha256
     assert sample.main([str(run), "--prompt", "The", "--max-tokens", "3"]) == 0
     assert capsys.readouterr().out.startswith("The")
-
-
-def test_assemble_without_a_complete_version_is_refused(tmp_path: Path, config: SwarmConfig, dataset: Dataset) -> None:
-    with pytest.raises(CheckpointError, match="no version with all of its 2 stages"):
-        checkpoint.assemble_run(tmp_path, config, dataset)

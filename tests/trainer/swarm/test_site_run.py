@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from trainer import protocol
-from trainer.data.dataset import Dataset, prepare_dataset
+from trainer.data.dataset import Dataset
 from trainer.swarm.config import SwarmConfig
 from trainer.swarm.credentials import LABEL_SECONDS, Admission, make_credential
 from trainer.swarm.metrics_reporter import MetricsReporter
@@ -27,14 +27,6 @@ CONFIG: dict[str, Any] = {
     "train": {"sequence_length": 16, "batch": 8},
     "swarm": {"micro_batches": 4},
 }
-
-
-@pytest.fixture(scope="module")
-def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
-    folder = tmp_path_factory.mktemp("text")
-    lines = (f"Line {number} has the number {number * number % 9973} in it.\n" for number in range(2000))
-    (folder / "a.txt").write_text("".join(lines))
-    return prepare_dataset(f"files:{folder}", "bpe:300", folder / "dataset", 10**6)
 
 
 def build_order(config: dict[str, Any], **more: Any) -> protocol.SwarmOrder:

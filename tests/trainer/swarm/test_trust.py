@@ -184,18 +184,18 @@ def find_outvoted(transaction: Transaction, *norms: float) -> list[str]:
     return [n for stage in (0, 1) for n in transaction.find_outvoted(stage, build_votes(*norms), is_same_result)]
 
 
-@pytest.mark.parametrize("lie", [1e300, 0.0, 1.1, math.inf, math.nan])
-def test_norm_against_the_majority_is_outvoted(transaction: Transaction, lie: float) -> None:
-    assert find_outvoted(transaction, lie, 1.0, 1.0, 2.0, 2.0) == [A]
-
-
-@pytest.mark.parametrize("lie", [1e300, math.nan])
-def test_norm_of_the_older_of_two_members_decides(transaction: Transaction, lie: float) -> None:
-    assert find_outvoted(transaction, 1.0, 1.0, 1.0, lie, 2.0) == [D]
-
-
-def test_norms_with_rounding_errors_agree(transaction: Transaction) -> None:
-    assert find_outvoted(transaction, 1.0, 1.0 + 1e-9, 1.0 - 1e-9, 0.0, 0.0) == []
+@pytest.mark.parametrize(
+    ("norms", "outvoted"),
+    [
+        *(((lie, 1.0, 1.0, 2.0, 2.0), [A]) for lie in (1e300, 0.0, 1.1, math.inf, math.nan)),
+        *(((1.0, 1.0, 1.0, lie, 2.0), [D]) for lie in (1e300, math.nan)),  # the older of two members decides
+        ((1.0, 1.0 + 1e-9, 1.0 - 1e-9, 0.0, 0.0), []),  # rounding errors
+    ],
+)
+def test_norm_against_the_majority_or_the_older_member_is_outvoted(
+    transaction: Transaction, norms: tuple[float, ...], outvoted: list[str]
+) -> None:
+    assert find_outvoted(transaction, *norms) == outvoted
 
 
 def test_norm_of_a_model_is_the_sum_of_medians(transaction: Transaction) -> None:
@@ -278,18 +278,6 @@ def test_peer_whose_sum_no_auditor_can_read_leaves(dataset_folder: Path, tmp_pat
     assert not any(line["kind"] in ("ban", "first_strike") for line in read_journal(tmp_path / "run"))
 
 
-class WrongNormExchange(SumExchange):
-    async def vote(self, request: messages.Prepare) -> messages.Vote:
-        return (await super().vote(request)).model_copy(update={"squared_norm": 1e300})
-
-
-def test_worker_that_votes_with_a_wrong_norm_is_evicted(dataset_folder: Path, tmp_path: Path) -> None:
-    assert {label for label, _ in list_sanctions(dataset_folder, tmp_path, WrongNormExchange)} == {"1"}
-    scales = [line["clip_scale"] for line in read_journal(tmp_path / "run") if line["kind"] == "commit"]
-    assert scales
-    assert min(scales) > 0.01
-
-
 # --- divergence -------------------------------------------------------------------------------------------------------
 
 SANCTIONS = {"leave", "ban", "first_strike", "rollback"}
@@ -303,10 +291,7 @@ slow = pytest.mark.slow
     ("arch", "workers", "what", "evaluation_interval", "changes"),
     [
         pytest.param("gpt", [0, 0], THE_GRADIENT, 0, {"stages": 1, "weight_decay": 1e20}, id="loss"),
-        pytest.param(
-            "nanogpt", [0, 1, 0, 1], THE_GRADIENT, 0, {"weight_decay": 1e9}, id="gradient", marks=pytest.mark.slow
-        ),
-        pytest.param("litgpt", [0, 1, 0, 1], HIDDEN, 0, {"weight_decay": 1e12}, id="hidden state", marks=slow),
+        pytest.param("nanogpt", [0, 1, 0, 1], THE_GRADIENT, 0, {"weight_decay": 1e9}, id="gradient", marks=slow),
         pytest.param("litgpt", [0, 1], HIDDEN, 0, {"weight_decay": 1e12}, id="one worker a stage", marks=slow),
         pytest.param("gpt", [0, 1, 0, 1], HIDDEN, 0, {"weight_decay": 1e2, "wire": "fp16"}, id="beyond fp16"),
         pytest.param("litgpt", [0, 1, 0, 1], HIDDEN, 1, {"weight_decay": 1e12}, id="evaluation", marks=slow),

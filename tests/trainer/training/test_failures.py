@@ -44,9 +44,7 @@ def fail(monkeypatch: pytest.MonkeyPatch, dataset_folder: Path, tmp_path: Path) 
         ("nan", "The loss became nan at step 4 (15% of the budget): training diverged"),
         ("forward", "RuntimeError in a forward pass: the tensors do not fit"),
         ("building", "KeyError while the model was built"),
-        ("type", "the buffer table has the type complex128, which a checkpoint cannot hold: convert it to complex64"),
         ("shape", "The model returns logits of the shape (2, 32, 321) instead of (2, 32, 320)"),
-        ("recipe", "no group of the recipe matches the parameter head.weight"),
     ],
 )
 def test_model_failure_exits_3_and_names_cause(
@@ -74,11 +72,10 @@ BROKEN_CODE_GENERATOR = InductorError(RuntimeError("ptxas ended with exit code 2
 @pytest.mark.parametrize(
     ("error", "reasons"),
     [
-        (RuntimeError("Failed to find C compiler. Please specify via CC environment variable."), ["install gcc"]),
         (RuntimeError("No working C++ compiler found in torch._inductor.config.cpp.cxx: (None, 'g++')"), ["g++"]),
         (BROKEN_CODE_GENERATOR, ["torch.compile failed on this machine", "ptxas ended with exit code 255"]),
     ],
-    ids=["triton", "inductor", "broken"],
+    ids=["inductor", "broken"],
 )
 def test_broken_compilation_is_infrastructure_if_the_model_runs_without(
     train: Train,
@@ -177,6 +174,7 @@ def test_run_larger_than_free_memory_is_refused_before_it_is_built(
     assert "take 116 GB on this machine, with 24 GB of free memory. Name a smaller size" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_runs_of_one_process_do_not_count_against_each_others_compilations(
     train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

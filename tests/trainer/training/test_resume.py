@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -84,14 +83,3 @@ def test_stopped_run_saves_checkpoint(dataset_folder: Path, tmp_path: Path, whol
     last = get_checkpoint_step(find_latest_checkpoint(tmp_path))  # type: ignore[arg-type]
     assert rows(tmp_path)[-1]["step"] <= last
     assert rows(tmp_path) == [row for row in rows(whole_run) if row["step"] <= last]
-
-
-def test_run_without_home_folder_works(dataset_folder: Path, tmp_path: Path) -> None:
-    """As in a sandbox, without a home folder. Only --out and /tmp are written."""
-    environment = {"PATH": os.environ["PATH"], "HOME": "/nonexistent", "LANG": "C.UTF-8"}
-    flags = ["--dataset", dataset_folder, "--out", tmp_path / "run", "--budget", "2steps", *TINY]
-    command = [sys.executable, "-m", "trainer.train", *map(str, flags)]
-    done = subprocess.run(command, env=environment, capture_output=True, timeout=WAIT_SECONDS)
-    assert done.returncode == 0, done.stderr.decode()
-    assert done.stdout == b""
-    assert b"Warning" not in done.stderr

@@ -12,7 +12,6 @@ import torch
 from safetensors.torch import load_file
 
 from tests.support.metrics_lines import lines, numbers
-from trainer.accounting.training_size import compute_model_size
 from trainer.checkpoint.files import list_checkpoints
 from trainer.checkpoint.graph_weights import load_graph_model
 from trainer.checkpoint.store import get_checkpoint_path
@@ -53,12 +52,6 @@ def test_run_with_tables_in_bf16_learns_and_is_resumed_and_replayed_exactly(
     weights = load_file(first / "model.safetensors")
     narrow = {name for name, tensor in weights.items() if tensor.dtype == torch.bfloat16}
     assert narrow == {"embedding.weight", "blocks.1.attention.value_embedding.weight"}
-    vocabulary = weights["embedding.weight"].size(0)
-    config = {"model": {"depth": 2}, "train": {"precision": "bf16", "table_precision": "bf16"}}
-    size = compute_model_size(config, vocabulary_size=vocabulary)
-    assert size is not None
-    stored = sum((first / name).stat().st_size for name in ("model.safetensors", "optimizer.pt"))
-    assert size.checkpoint_bytes <= stored <= 1.02 * size.checkpoint_bytes + 100_000
 
     shutil.copytree(first, again / "checkpoints" / first.name)
     for name in ("metrics.jsonl", "run.json"):

@@ -151,6 +151,7 @@ def test_unsupported_option_trains_the_module(
     assert f"training the Python module ({reason})" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_run_pays_for_its_initialization(
     traced_run: Path, dataset_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -6,14 +6,12 @@ import json
 import math
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support.paths import REPOSITORY
-from tests.trainer.trials.in_process_trials import InProcessTrialRunner
 from trainer.cli.main import main
 from trainer.cli.try_idea import PRESET
 from trainer.models import UnknownArchitectureError
@@ -118,12 +116,6 @@ def write_list(folder: Path, text: str) -> Path:
     return file
 
 
-def plan_list(folder: Path, text: str) -> TrialPlan:
-    baseline, ideas = load_ideas(write_list(folder, text))
-    settings = {"budget": "4steps", "rungs": (0.5, 1.0), "seeds": 2, "dataset": "d", "preset": "tiny"}
-    return plan_trials(baseline, ideas, title="list", folder=folder / "trials", eager=True, **settings)  # type: ignore[arg-type]
-
-
 def test_list_has_the_options_of_the_baseline_in_each_entry(tmp_path: Path) -> None:
     baseline, ideas = load_ideas(write_list(tmp_path, BASE + FINAL + '[smear]\narch = "smear"\nmodel.depth = 3\n'))
     assert (baseline.name, baseline.arch) == ("gpt", "gpt")
@@ -155,31 +147,6 @@ def test_bad_list_prints_one_line_before_training(
 ) -> None:
     file = write_list(tmp_path, text)
     assert message in refuse("try", file, "--dataset", dataset_folder, "--home", tmp_path)
-
-
-@pytest.mark.slow
-def test_interrupted_list_resumes_exactly_and_failed_models_are_kept(dataset_folder: Path, tmp_path: Path) -> None:
-    text = BASE + FINAL + '["rate too high"]\nrecipe.schedule.top = 1e30\n'
-    found = []
-    for name, stops in (("whole", (None,)), ("stopped", (5, None))):
-        (tmp_path / name).mkdir()
-        plan, trained = plan_list(tmp_path / name, text), 0
-        for stop in stops:
-            runner = InProcessTrialRunner(dataset_folder, "tiny", 1, eager=True, uses_dev=True, stop_before=stop)
-            with pytest.raises(KeyboardInterrupt) if stop else nullcontext():
-                rows = [(str(trial), record) for trial, record in runner.run_trials(plan.trials)]
-            trained += runner.trained
-        records = sorted(((title, {**record, "seconds": 0}) for title, record in rows), key=str)
-        weights = [file.read_bytes() for file in sorted((tmp_path / name).rglob("*.safetensors"))]
-        found.append((trained, records, weights))
-    assert found[0] == found[1]
-    # The ladder 2 x 2, and two seeds of two ideas.
-    assert found[0][0] == 8
-    failed = [name for name, record in found[0][1] if "failed" in record]
-    assert failed == ["rate too high, seed 1", "rate too high, seed 2"]
-    results = [json.loads(file.read_text()) for file in (tmp_path / "whole").rglob("result.json")]
-    losses = [record["bits_per_byte"] for _, record in found[0][1] if "failed" not in record]
-    assert sorted(losses) == sorted(each["bits_per_byte"] for each in results)
 
 
 def test_list_prints_a_row_for_each_idea(
