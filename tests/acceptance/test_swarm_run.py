@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
 import pytest
 
 from tests.support.live_site import LiveSite, commit_main, database, make_text
@@ -61,27 +59,6 @@ def test_swarm_of_volunteers_trains_model_that_is_scored_on_the_board(site: Live
         site.processes[name].terminate()
         assert site.processes.pop(name).wait(WAIT_SECONDS) == 0
     assert [line for line in site.list_processes() if "trainer.swarm" in line or "p2pd" in line] == []
-
-
-@pytest.mark.timeout(3600)
-def test_visitor_prompt_is_continued_by_the_swarm_that_trains(site: LiveSite) -> None:
-    run = start_run(site, steps=100_000)  # more than it trains during this test
-    site.wait(lambda: (site.get_json(f"runs/{run}") or {}).get("step"), "the first step")
-    form = {"prompt": "import os", "tokens": "50", "temperature": "0.8"}
-    answer = httpx.post(f"{site.url}/runs/{run}/swarm/write/", data=form, timeout=WAIT_SECONDS)
-    assert answer.status_code == 302, answer.text
-    text = answer.headers["Location"]
-    # Started last: an idle node of the pool would take a free seat of the run.
-    start_node(site, site.call("swarm.create_trusted_token"), "writer")
-
-    def read_written() -> str | None:
-        page = site.get(text)
-        assert page is None or "is-failed" not in page.text, f"{page.text}\n{site.read_log_tails()}"
-        return page.text if page is not None and re.search(r"written</span>\s+\d+ tokens", page.text) else None
-
-    page = site.wait(read_written, "the text")
-    assert re.search(r'class="prompt">import os</span>.+', page)
-    assert site.get_json(f"runs/{run}")["state"] == "training"
 
 
 def start_run(site: LiveSite, steps: int) -> str:

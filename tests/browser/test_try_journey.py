@@ -65,16 +65,6 @@ def test_prompt_by_keyboard_shows_queue_then_streamed_text(open_page: Callable[.
     expect(page.get_by_text("written", exact=True)).to_be_visible()
 
 
-def test_prompt_page_without_script_reloads_itself(open_page: Callable[..., Page]) -> None:
-    page = open_page(create_best_run().get_absolute_url(), java_script_enabled=False)
-    write_prompt(page)
-    expect(page.locator("#written")).to_be_visible()
-    writer = Writer()
-    writer.send(" leaves")
-    writer.finish()
-    expect(page.locator("#written blockquote")).to_contain_text("leaves")
-
-
 # --- a swarm ---------------------------------------------------------------------------------------------------------
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import pytest
 from django.db import migrations, models
 from django.db.migrations.loader import MigrationLoader
 from django.db.migrations.operations.base import Operation
@@ -75,32 +74,3 @@ def test_every_migration_is_additive_or_listed(settings: Any) -> None:
             state = migration.mutate_state(state, preserve=False)
 
     assert {name for name, breaking in found.items() if breaking} == BEFORE_THE_FIRST_RELEASE, found
-
-
-@pytest.mark.parametrize(
-    ("operation", "is_additive"),
-    [
-        (migrations.AddField("run", "note", models.TextField(null=True)), True),
-        (migrations.AddField("run", "note", models.TextField(db_default="")), True),
-        (migrations.AddField("run", "note", models.TextField(default="")), False),
-        (migrations.AlterField("run", "seed", models.IntegerField()), True),
-        (migrations.AlterField("run", "seed", models.TextField(null=True)), False),
-        (migrations.AlterField("run", "bits", models.FloatField()), False),
-        (migrations.AlterField("run", "name", models.CharField(max_length=9)), False),
-        (migrations.RemoveField("run", "bits"), False),
-        (migrations.CreateModel("Note", [("id", models.BigAutoField(primary_key=True))]), True),
-        (migrations.AddIndex("run", models.Index(fields=["seed"], name="by_seed")), True),
-    ],
-    ids=lambda value: value.describe() if isinstance(value, Operation) else "",
-)
-def test_operation_that_breaks_running_code_is_found(operation: Operation, is_additive: bool) -> None:
-    state = ProjectState()
-    fields = [
-        ("id", models.BigAutoField(primary_key=True)), ("seed", models.IntegerField()),
-        ("bits", models.FloatField(null=True)), ("name", models.CharField(max_length=10)),
-    ]  # fmt: skip
-    migrations.CreateModel("Run", fields).state_forwards("leaderboard", state)
-    migration = migrations.Migration("0009_next", "leaderboard")
-    migration.operations = [operation]
-
-    assert bool(list(find_breaking_operations(migration, state))) is not is_additive

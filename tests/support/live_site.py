@@ -304,9 +304,7 @@ def database(folder: Path) -> Iterator[str]:
 
 
 @contextmanager
-def live_site(
-    folder: Path, budget: str, *, is_traced: bool = False, needs_labels: tuple[str, ...] = ()
-) -> Iterator[LiveSite]:
+def live_site(folder: Path, budget: str) -> Iterator[LiveSite]:
     """Yield a site with a season of real text, one tiny track and a maintainer. Only Redis runs."""
     with database(folder) as address:
         site = LiveSite(folder, address)
@@ -316,8 +314,7 @@ def live_site(
             make_text(folder / "text")
             site.manage("migrate", "--verbosity", "0")
             site.manage("install_schedule")
-            track = {"budget": budget, "is_traced": is_traced, "needs_labels": list(needs_labels)}
-            site.call("runs.create_tiny_track", text=str(folder / "text"), password=PASSWORD, **track)
+            site.call("runs.create_tiny_track", text=str(folder / "text"), password=PASSWORD, budget=budget)
             site.manage("prepare_season")
             yield site
         finally:
