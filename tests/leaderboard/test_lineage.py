@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from datetime import timedelta
 from io import StringIO
 
 import numpy as np
@@ -14,11 +13,11 @@ from django.core.management import CommandError, call_command
 from django.test import Client
 from django.utils import timezone
 
-from leaderboard import actions, initial_weights, runs
+from leaderboard import actions, runs
 from leaderboard.job_handlers import replays
 from leaderboard.models import Entry, Run, Track
 from leaderboard.run_states import RunError
-from scheduler import leases, retention, uploads
+from scheduler import leases, uploads
 from scheduler.job_kinds import get_job_kind
 from scheduler.models import Checkpoint, Lease, Node
 from tests.leaderboard.conftest import build_train_row, create_checkpoint, finish_run, publish_release
@@ -66,12 +65,6 @@ def test_rewound_run_has_remaining_budget_and_start_checkpoint(original_run: Run
     order = protocol.JobSpec.model_validate_json(claimed.spec).order
     assert isinstance(order, protocol.TrainOrder)
     assert (order.base.name, order.base.checkpoint.step) == (f"run-{original_run.pk}", 8)
-
-
-def test_retention_keeps_checkpoints_of_rewound_run(rewound_run: Run, original_run: Run) -> None:
-    runs.cancel_run(original_run, "Cancelled by mara.", "mara")
-    retention.delete_expired(timezone.now() + timedelta(days=365))
-    assert sorted(initial_weights.list_steps(original_run)) == [8, 16]
 
 
 def test_rewind_to_release_without_checkpoint_files_restores_them(original_run: Run) -> None:
@@ -191,13 +184,6 @@ def test_train_order_has_base_weights_that_node_may_download(
     finish_run(finetune_run, capable_node)
     replay = replays.request_replay(finetune_run, actor="mara")
     assert replays.ReplayHandler().build_order(replay.job, None).base == order.base
-
-
-def test_retention_keeps_weights_of_start_run(base_run: Run, finetune_run: Run) -> None:
-    retention.delete_expired(timezone.now() + timedelta(days=365))
-    assert base_run.job
-    assert [checkpoint.step for checkpoint in Checkpoint.objects.filter(job=base_run.job)] == [20, 30]
-    assert finetune_run.start_run.checkpoint.blobs.count() == 1
 
 
 def test_track_with_runs_cannot_change_start_run(finetune_run: Run) -> None:

@@ -58,16 +58,6 @@ def test_ladder_starts_with_smallest_rungs_at_lowest_priority(baseline: Entry, t
     assert [run.job.expected_seconds for run in ladder_runs if run.job] == [2.5, 2.5, 5.0]
 
 
-def test_ladder_fills_to_seeds_times_rungs(baseline: Entry, track: Track, node: Node) -> None:
-    finish_ladder(track, node)
-    assert list_ladder_runs(track) == [(f"{steps}steps", seed) for steps in (10, 20, 40) for seed in (1, 2)] + [
-        ("5steps", 1),
-        ("5steps", 2),
-    ]
-    assert ladder.get_ladder_progress(track) == ladder.LadderProgress(8, 8)
-    assert ladder.fill_ladder(track) == 0
-
-
 def test_ladder_retries_infrastructure_failure_after_delay(baseline: Entry, track: Track, node: Node) -> None:
     ladder.fill_ladder(track)
     failed_run = Run.objects.filter(purpose="ladder").earliest("pk")
