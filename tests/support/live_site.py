@@ -102,26 +102,14 @@ class LiveSite:
         self.start("web", sys.executable, *serve)
         self.wait(lambda: self.get("/healthz") is not None, "the site to answer")
 
-    def start_worker(self, threads: int = 2) -> None:
-        options = (
-            "--pool",
-            "threads",
-            "--concurrency",
-            f"{threads}",
-            "--loglevel",
-            "INFO",
-            "-s",
-            f"{self.folder}/beat",
-        )
+    def start_worker(self) -> None:
+        options = ("--pool", "threads", "--concurrency", "2", "--loglevel", "INFO", "-s", f"{self.folder}/beat")
         self.start("worker", sys.executable, "-m", "celery", "-A", "dailytrain", "worker", "-B", *options)
 
-    def start_node(
-        self, token: str = "", *options: str, part: str = "node", name: str = "night", **environment: str
-    ) -> None:
-        home = str(self.folder / part)
-        command = (sys.executable, "-m", "trainer.cli", "node", "--server", self.url, "--home", home, "--name", name)
-        environment |= {"DAILYTRAIN_JOIN_TOKEN": token} if token else {}
-        self.start(part, *command, *options, **environment)
+    def start_node(self, token: str = "", *options: str) -> None:
+        command = (sys.executable, "-m", "trainer.cli", "node", "--server", self.url, "--home", f"{self.folder}/node")
+        environment = {"DAILYTRAIN_JOIN_TOKEN": token} if token else {}
+        self.start("node", *command, "--name", "night", *options, **environment)
 
     def kill(self, name: str) -> None:
         """Send SIGKILL to a part and the processes that it started, such as Celery beat."""
