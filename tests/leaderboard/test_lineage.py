@@ -19,8 +19,9 @@ from leaderboard.models import Entry, Run, Track
 from leaderboard.run_states import RunError
 from scheduler import leases, uploads
 from scheduler.job_kinds import get_job_kind
-from scheduler.models import Checkpoint, Lease, Node
+from scheduler.models import Checkpoint, Node
 from tests.leaderboard.conftest import build_train_row, create_checkpoint, finish_run, publish_release
+from tests.leaderboard.publishing.test_release_finetunes import claim_training
 from tests.support.node_jobs import lease_job, requeue_job
 from trainer import protocol
 
@@ -165,15 +166,7 @@ def finetune_run(base_run: Run, proposed_entry: Entry) -> Run:
     return run
 
 
-def claim_training(node: Node) -> tuple[Lease, protocol.TrainOrder]:
-    while claimed := leases.claim_job(node):
-        order = protocol.JobSpec.model_validate_json(claimed.spec).order
-        if isinstance(order, protocol.TrainOrder):
-            return Lease.objects.get(pk=claimed.lease), order
-    raise AssertionError("no training job is queued")
-
-
-def test_train_order_has_base_weights_that_node_may_download(
+def test_train_order_has_base_weights_and_track_with_runs_keeps_its_start(
     base_run: Run, finetune_run: Run, capable_node: Node
 ) -> None:
     lease, order = claim_training(capable_node)
@@ -184,9 +177,6 @@ def test_train_order_has_base_weights_that_node_may_download(
     finish_run(finetune_run, capable_node)
     replay = replays.request_replay(finetune_run, actor="mara")
     assert replays.ReplayHandler().build_order(replay.job, None).base == order.base
-
-
-def test_track_with_runs_cannot_change_start_run(finetune_run: Run) -> None:
     track = finetune_run.track
     track.clean()
     track.start_run = None
