@@ -98,7 +98,7 @@ chaos: install   ## faults of every process and service for two minutes, then th
 chaos-swarm: install  ## a swarm of real processes with every kind of fault for 60 steps, then all at random for ten minutes
 	SWARM_STEPS=60 SWARM_SECONDS=600 $(BIN)/python -m pytest -s -o timeout=1200 tests/trainer/swarm -k "faults or liars"
 
-chaos-rephrase: install  ## a campaign over C4 and Gutenberg in four styles, its volunteers killed and frozen, some cheating
+chaos-rephrase: install  ## a campaign over C4 and Gutenberg in four styles, its volunteers killed and frozen
 	REPHRASE_SECONDS=180 REPHRASE_HONEST=4 REPHRASE_BOOKS=6 REPHRASE_SLICES=20 REPHRASE_STYLES="easy medium hard qa" \
 	    $(BIN)/python -m pytest -s -o timeout=2400 tests/acceptance/test_campaign.py
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
 import pytest
 
 from tests.support.live_site import LiveSite, commit_main, database, make_text
@@ -38,7 +36,7 @@ def site(tmp_path: Path) -> Iterator[LiveSite]:
 
 @pytest.mark.timeout(3600)
 def test_swarm_of_volunteers_trains_model_that_is_scored_on_the_board(site: LiveSite) -> None:
-    run = start_run(site, STEPS)
+    run = start_run(site)
     site.wait(lambda: read_state(site, run) == "finished", "the run to be scored")
 
     found = site.get_json(f"runs/{run}")
@@ -63,54 +61,21 @@ def test_swarm_of_volunteers_trains_model_that_is_scored_on_the_board(site: Live
     assert [line for line in site.list_processes() if "trainer.swarm" in line or "p2pd" in line] == []
 
 
-@pytest.mark.timeout(3600)
-def test_visitor_prompt_is_continued_by_the_swarm_that_trains(site: LiveSite) -> None:
-    run = start_run(site, steps=100_000)  # more than it trains during this test
-    site.wait(lambda: (site.get_json(f"runs/{run}") or {}).get("step"), "the first step")
-    form = {"prompt": "import os", "tokens": "50", "temperature": "0.8"}
-    answer = httpx.post(f"{site.url}/runs/{run}/swarm/write/", data=form, timeout=WAIT_SECONDS)
-    assert answer.status_code == 302, answer.text
-    text = answer.headers["Location"]
-    # Started last: an idle node of the pool would take a free seat of the run.
-    start_node(site, site.call("swarm.create_trusted_token"), "writer")
-
-    def read_written() -> str | None:
-        page = site.get(text)
-        assert page is None or "is-failed" not in page.text, f"{page.text}\n{site.read_log_tails()}"
-        return page.text if page is not None and re.search(r"written</span>\s+\d+ tokens", page.text) else None
-
-    page = site.wait(read_written, "the text")
-    assert re.search(r'class="prompt">import os</span>.+', page)
-    assert site.get_json(f"runs/{run}")["state"] == "training"
-
-
-def start_run(site: LiveSite, steps: int) -> str:
+def start_run(site: LiveSite) -> str:
     """Start a site with a swarm run, a trusted node and two volunteers; return the run."""
     site.environment |= {"SMOKE_UNAPPROVED": "nobody", "LEASE_SECONDS": "120"}
     site.start_redis()
     make_text(site.folder / "text")
     commit_main(site.repository, FILES)
     where = {"repository": str(site.repository), "text": str(site.folder / "text")}
-    created = site.call("swarm.create_swarm_run", steps=steps, **where)
+    created = site.call("swarm.create_swarm_run", steps=STEPS, **where)
     site.start_web()
     site.start_worker()
-    start_node(site, created["token"])
-    for number in range(2):
-        start_volunteer(site, created["run"], number)
+    site.start_node(created["token"], "--sandbox", "none", *LOCAL)  # it runs the site's code only
+    for name in ("volunteer-0", "volunteer-1"):
+        command = (sys.executable, "-m", "trainer.cli", "swarm", "join", "--server", site.url, "--run", created["run"])
+        site.start(name, *command, "--home", str(site.folder / name), "--name", name, *LOCAL)
     return str(created["run"])
-
-
-def start_node(site: LiveSite, token: str, part: str = "node") -> None:
-    """Start a trusted node without a sandbox: it runs the site's code only."""
-    home = str(site.folder / part)
-    command = (sys.executable, "-m", "trainer.cli", "node", "--server", site.url, "--home", home, "--name", part)
-    site.start(part, *command, "--sandbox", "none", *LOCAL, DAILYTRAIN_JOIN_TOKEN=token)
-
-
-def start_volunteer(site: LiveSite, run: str, number: int) -> None:
-    name = f"volunteer-{number}"
-    command = (sys.executable, "-m", "trainer.cli", "swarm", "join", "--server", site.url, "--run", run)
-    site.start(name, *command, "--home", str(site.folder / name), "--name", name, *LOCAL)
 
 
 def is_on_board(site: LiveSite, entry: int) -> bool:

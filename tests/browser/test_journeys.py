@@ -5,8 +5,6 @@ That of a sponsor is `test_lending_journey.py`, with a real agent.
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,40 +19,6 @@ from tests.leaderboard.conftest import FILES, Repository, finish_run
 from tests.support import scene
 
 pytestmark = [pytest.mark.processes, pytest.mark.browser, pytest.mark.django_db(transaction=True)]
-
-
-def test_visitor_searches_board_opens_run_compares_and_downloads(open_page: Callable[..., Page]) -> None:
-    night = scene.create_night_board()
-    best, main = night["best"], night["main"].runs.get(seed=7)
-    page = open_page("/")
-
-    # The board with the best entry, then a search, which is in the URL.
-    expect(page.locator("table.board tbody tr").filter(has_text="Smeared keys")).to_contain_text("2.0412")
-    page.keyboard.press("/")
-    page.keyboard.type("smeared")
-    page.keyboard.press("Enter")
-    page.wait_for_url("**q=smeared*")
-    expect(page.locator("table.board tbody tr").filter(has_text="Pythia 14M")).to_have_count(0)
-
-    # The entry, its run and its curve.
-    page.get_by_role("link", name="Smeared keys").first.click()
-    expect(page.get_by_text("Keys that see one token back find bigrams sooner.").first).to_be_visible()
-    page.locator(f'main a[href="{best.get_absolute_url()}"]').first.click()
-    expect(page.locator(".plot canvas").first).to_be_visible()
-    expect(page.get_by_text("blimp/acc").first).to_be_visible()
-
-    # A comparison of two runs by its URL.
-    page.goto(f"/compare/?runs={best.pk},{main.pk}")
-    expect(page.get_by_role("heading", level=1)).to_contain_text("2 runs")
-    expect(page.locator(".plot canvas").first).to_be_visible()
-
-    # The same data as CSV, feed and API.
-    table = list(
-        csv.DictReader(io.StringIO(page.request.get(f"/api/v1/tracks/{main.track.slug}/board?format=csv").text()))
-    )
-    assert {row["title"] for row in table} >= {"Smeared keys", "main"}
-    assert page.request.get("/feeds/records.atom").ok
-    assert page.request.get(f"/api/v1/runs/{best.pk}").json()["bits_per_byte"] == 2.0412
 
 
 @pytest.fixture

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from django.contrib.auth.models import User
 from django.core.management import call_command
 from playwright.sync_api import Page, expect
 from pytest_django import Settings
@@ -138,27 +137,3 @@ def test_github_sign_in_is_allowed_by_content_security_policy(
         page.get_by_role("button", name="Sign in with GitHub").click()
         expect(page.get_by_role("heading", name="Lend a GPU")).to_be_visible()
         expect(page.locator(".account")).to_have_text("octocat")
-
-
-def test_lending_form_works_by_keyboard_and_without_script(open_as: Callable[..., Page], settings: Settings) -> None:
-    settings.NODE_IMAGE = "registry.example/node:1"
-    page = open_as(User.objects.create_user("ada"), "/sponsors/lend/", java_script_enabled=False)
-    days = page.get_by_role("group", name="Window 1").get_by_role("checkbox")
-    expect(days.first).to_be_hidden()
-
-    page.get_by_label("Name of the machine").focus()
-    page.keyboard.type("night-train")
-    page.get_by_label("Always").focus()
-    page.keyboard.press("ArrowDown")
-    expect(days.first).to_be_visible()
-    days.first.focus()
-    page.keyboard.press("Space")
-    page.get_by_label("From", exact=True).first.fill("19:00")
-    page.get_by_label("To", exact=True).first.fill("07:00")
-    page.get_by_label("Your time zone").select_option("Asia/Tokyo")
-    page.get_by_label("Your time zone").press("Enter")
-    page.get_by_role("button", name="Show the command").press("Enter")
-
-    expect(page.locator("#docker-line")).to_contain_text("--name night-train")
-    node = Node.objects.get(name="night-train")
-    assert (node.timezone, node.windows.get().weekday) == ("Asia/Tokyo", 0)

@@ -10,10 +10,9 @@ from zoneinfo import ZoneInfo
 import pytest
 from playwright.sync_api import Page, expect
 
-from leaderboard import runs
 from leaderboard.models import Run
 from leaderboard.rankings.standings_store import recompute_standings
-from scheduler.models import Checkpoint, Event
+from scheduler.models import Event
 from tests.support import scene
 from tests.support.waits import wait_until
 
@@ -139,24 +138,3 @@ def test_finished_run_page_requests_live_json_once_and_shows_local_time(open_pag
     page.get_by_role("link", name="time", exact=True).click()
     expect(page.locator(".u-legend")).to_contain_text("training time")
     assert page.url.endswith("?x=seconds")
-
-
-def test_lineage_chart_has_old_and_new_branch_and_step_back(open_page: Callable[..., Page]) -> None:
-    """A run of RWKV-5.1 from step 400 of a run of 5.0 that was trained to step 520."""
-    track = scene.create_track()
-    old = {"config": {"model": {"version": 5.0}}}
-    eagle = scene.create_run(scene.create_entry(track, "Eagle", "rwkv5", **old), state=Run.State.QUEUED)
-    scene.add_curve_points(eagle, 1, 520)
-    runs.cancel_run(eagle, "It goes on as 5.1.", "mara")
-    left = Checkpoint.objects.create(job=eagle.job, step=400, manifest={"step": 400, "files": []})
-    after = {"config": {"from": {"versions": [5.0, 5.1]}}, "start_run": eagle, "start_checkpoint": left}
-    gated = scene.create_entry(track, "Eagle, gated", "rwkv5", sha="c0ffee" + scene.SHA[6:])
-    rewound = scene.create_training_run(gated, 150, **after)
-
-    page = open_page(rewound.get_absolute_url(), **TALL)
-    legend = page.locator("#curve .u-legend")
-    for label in (f"run {eagle.pk}", f"run {eagle.pk}, left behind", "step back", "smoothed"):
-        expect(legend.get_by_text(label, exact=True)).to_be_visible()
-    expect(page.locator(".lineage")).to_contain_text("left at step 400, 120 steps before its last")
-    page.get_by_role("link", name="steps", exact=True).click()
-    expect(legend.locator(".u-series").first).to_contain_text(re.compile("550"))  # from the first run's start

@@ -57,30 +57,6 @@ def test_overlaid_run_is_kept_in_the_url_unless_unchecked(
     expect(page.get_by_label("best so far")).to_be_checked()
 
 
-def test_zoom_by_dragging_applies_to_all_panels(
-    open_page: Callable[..., Page], better_and_level: tuple[Run, Run]
-) -> None:
-    page = open_page(better_and_level[1].get_absolute_url(), **WIDE)
-    over = page.locator(".plot .u-over")
-    expect(over).to_be_visible()
-    over.scroll_into_view_if_needed()
-    box = over.bounding_box()
-    assert box
-    speed = page.locator('[data-metric="learning_rate"] .reading')
-    expect(speed).to_have_text("0.02")
-    page.mouse.move(box["x"] + 2, box["y"] + 50)
-    page.mouse.down()
-    page.mouse.move(box["x"] + box["width"] * 0.04, box["y"] + 60, steps=4)
-    page.mouse.up()
-    page.mouse.move(box["x"] + box["width"] * 0.5, box["y"] + 60)  # the middle of the zoomed range
-    expect(speed).not_to_have_text("0.02")
-
-    over.dblclick(position={"x": box["width"] * 0.5, "y": 60})
-    page.mouse.move(box["x"] + box["width"] * 0.5 + 3, box["y"] + 60)
-
-    expect(speed).to_have_text("0.02")
-
-
 def test_run_log_search_while_typing_marks_matches(open_page: Callable[..., Page]) -> None:
     train = scene.create_night_board()["train"]
     lease = train.job.leases.get()

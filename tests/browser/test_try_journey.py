@@ -7,12 +7,10 @@ from collections.abc import Callable
 import pytest
 from playwright.sync_api import Page, expect
 
-from leaderboard.models import Generation, Run
+from leaderboard.models import Generation
 from scheduler.job_kinds import get_job_kind
-from scheduler.models import Job, Node
-from tests.browser.conftest import PHONE, count_pixels_beside, list_serious_violations
-from tests.leaderboard.conftest import create_checkpoint
-from tests.support import scene
+from scheduler.models import Node
+from tests.browser.conftest import PHONE, count_pixels_beside
 from tests.support.node_jobs import finish_job, lease_job
 from tests.support.swarm_scene import STEPS, create_swarm, record_event
 
@@ -33,46 +31,9 @@ class Writer:
         finish_job(self.generation.job, {"version": 1, "tokens": 5, "seconds": 2, "ended": "length"})
 
 
-def create_best_run() -> Run:
-    """Create the best run of a board, with weights on the site."""
-    best: Run = scene.create_night_board()["best"]
-    best.job = scene.create_job(best, state=Job.State.DONE)
-    best.checkpoint = create_checkpoint(best.job, 900)
-    best.save()
-    return best
-
-
 def write_prompt(page: Page) -> None:
     page.get_by_label("Beginning of a text").fill("The train")
     page.get_by_role("button", name="Continue the text").press("Enter")
-
-
-def test_prompt_by_keyboard_shows_queue_then_streamed_text(open_page: Callable[..., Page]) -> None:
-    best = create_best_run()
-    page = open_page("/try/", viewport=PHONE)
-    expect(page.get_by_label("Model")).to_have_value(str(best.pk))
-    write_prompt(page)
-    expect(page.get_by_text("in the queue.")).to_be_visible()
-    writer = Writer()
-    expect(page.get_by_text("getting ready")).to_be_visible()
-    writer.send(" leaves <b>at")
-    expect(page.locator("#written blockquote")).to_have_text("The train leaves <b>at")
-    writer.send(" nine")
-    expect(page.locator("#written blockquote")).to_have_text("The train leaves <b>at nine")
-    assert count_pixels_beside(page) <= 0
-    assert list_serious_violations(page) == []
-    writer.finish()
-    expect(page.get_by_text("written", exact=True)).to_be_visible()
-
-
-def test_prompt_page_without_script_reloads_itself(open_page: Callable[..., Page]) -> None:
-    page = open_page(create_best_run().get_absolute_url(), java_script_enabled=False)
-    write_prompt(page)
-    expect(page.locator("#written")).to_be_visible()
-    writer = Writer()
-    writer.send(" leaves")
-    writer.finish()
-    expect(page.locator("#written blockquote")).to_contain_text("leaves")
 
 
 # --- a swarm ---------------------------------------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from datetime import timedelta
 from io import StringIO
 
 import numpy as np
@@ -14,14 +13,15 @@ from django.core.management import CommandError, call_command
 from django.test import Client
 from django.utils import timezone
 
-from leaderboard import actions, initial_weights, runs
+from leaderboard import actions, runs
 from leaderboard.job_handlers import replays
 from leaderboard.models import Entry, Run, Track
 from leaderboard.run_states import RunError
-from scheduler import leases, retention, uploads
+from scheduler import leases, uploads
 from scheduler.job_kinds import get_job_kind
-from scheduler.models import Checkpoint, Lease, Node
+from scheduler.models import Checkpoint, Node
 from tests.leaderboard.conftest import build_train_row, create_checkpoint, finish_run, publish_release
+from tests.leaderboard.publishing.test_release_finetunes import claim_training
 from tests.support.node_jobs import lease_job, requeue_job
 from trainer import protocol
 
@@ -66,12 +66,6 @@ def test_rewound_run_has_remaining_budget_and_start_checkpoint(original_run: Run
     order = protocol.JobSpec.model_validate_json(claimed.spec).order
     assert isinstance(order, protocol.TrainOrder)
     assert (order.base.name, order.base.checkpoint.step) == (f"run-{original_run.pk}", 8)
-
-
-def test_retention_keeps_checkpoints_of_rewound_run(rewound_run: Run, original_run: Run) -> None:
-    runs.cancel_run(original_run, "Cancelled by mara.", "mara")
-    retention.delete_expired(timezone.now() + timedelta(days=365))
-    assert sorted(initial_weights.list_steps(original_run)) == [8, 16]
 
 
 def test_rewind_to_release_without_checkpoint_files_restores_them(original_run: Run) -> None:
@@ -172,15 +166,7 @@ def finetune_run(base_run: Run, proposed_entry: Entry) -> Run:
     return run
 
 
-def claim_training(node: Node) -> tuple[Lease, protocol.TrainOrder]:
-    while claimed := leases.claim_job(node):
-        order = protocol.JobSpec.model_validate_json(claimed.spec).order
-        if isinstance(order, protocol.TrainOrder):
-            return Lease.objects.get(pk=claimed.lease), order
-    raise AssertionError("no training job is queued")
-
-
-def test_train_order_has_base_weights_that_node_may_download(
+def test_train_order_has_base_weights_and_track_with_runs_keeps_its_start(
     base_run: Run, finetune_run: Run, capable_node: Node
 ) -> None:
     lease, order = claim_training(capable_node)
@@ -191,16 +177,6 @@ def test_train_order_has_base_weights_that_node_may_download(
     finish_run(finetune_run, capable_node)
     replay = replays.request_replay(finetune_run, actor="mara")
     assert replays.ReplayHandler().build_order(replay.job, None).base == order.base
-
-
-def test_retention_keeps_weights_of_start_run(base_run: Run, finetune_run: Run) -> None:
-    retention.delete_expired(timezone.now() + timedelta(days=365))
-    assert base_run.job
-    assert [checkpoint.step for checkpoint in Checkpoint.objects.filter(job=base_run.job)] == [20, 30]
-    assert finetune_run.start_run.checkpoint.blobs.count() == 1
-
-
-def test_track_with_runs_cannot_change_start_run(finetune_run: Run) -> None:
     track = finetune_run.track
     track.clean()
     track.start_run = None

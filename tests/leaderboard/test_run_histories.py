@@ -188,9 +188,7 @@ def make_world(run: Run, capable_node: Node, maintainer: User) -> Callable[[], R
     return lambda: RunWorld(run, Node.objects.get(pk=capable_node.pk), author, maintainer)
 
 
-@settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
-)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(history=history_of_steps)
 def test_run_and_job_agree_after_any_history(
     make_world: Callable[[], RunWorld], history: list[tuple[str, int]]
@@ -313,9 +311,7 @@ class PolicyWorld:
         assert moved <= self.confident | self.lifted, "an entry moved up without confidence above 1"
 
 
-@settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
-)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(history=history_of_approvals)
 def test_automatic_approvals_keep_their_limits_after_any_history(
     track: Track, maintainer: User, history: list[tuple[str, Any]]

@@ -8,19 +8,9 @@ import pytest
 from django.utils import timezone
 
 from benchmarks.pool_simulation.__main__ import main
-from benchmarks.pool_simulation.engine import simulate
 from scheduler.models import Job, Lease, Node
 
 pytestmark = pytest.mark.django_db
-
-
-@pytest.mark.slow
-@pytest.mark.self_test
-def test_simulation_with_same_seed_repeats_outcome() -> None:
-    outcome = simulate(8, 0.7, 7)
-    assert (outcome.jobs_done > 0, outcome.starved) == (True, 0), "its nodes prove themselves first"
-    assert simulate(8, 0.7, 7) == outcome
-    assert simulate(8, 0.7, 8) != outcome
 
 
 def test_simulation_prints_its_report_and_leaves_database_and_clock_unchanged(

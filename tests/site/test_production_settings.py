@@ -40,6 +40,7 @@ def manage(home: Path, variables: dict[str, str], *arguments: str) -> str:
     return done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_production_settings_pass_the_check_and_pool_connections(variables: dict[str, str], tmp_path: Path) -> None:
     address = "postgres://train@db.example.org/train?sslmode=verify-full&sslrootcert=/etc/ca.pem"
     variables |= {"DATABASE_URL": address, "DATABASE_POOL": "4"}

@@ -199,6 +199,7 @@ def test_proxy_with_concurrent_visitors_requests_each_page_once(
         assert "X-Accel-Expires" not in responses[0].headers
 
 
+@pytest.mark.slow
 def test_proxy_requests_each_page_again_after_a_second(start_proxy: Callable[..., str], upstream: Upstream) -> None:
     url = start_proxy("10.0.0.0/8")
     before = {get(url + path).text for path in PAGES}

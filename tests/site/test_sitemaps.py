@@ -39,8 +39,3 @@ def test_sitemap_lists_pages_that_exist(client: Client) -> None:
     expected = {"/", "/acknowledgements/", *(night[name].get_absolute_url() for name in ("best", "entry", "campaign"))}
     assert expected <= {page for section in pages.values() for page in section}
     assert [section[0] for section in pages.values() if section and client.get(section[0]).status_code != 200] == []
-
-
-@pytest.mark.parametrize("page", ["about", "acknowledgements"])
-def test_post_to_a_page_without_forms_is_refused(client: Client, page: str) -> None:
-    assert client.post(f"/{page}/").status_code == 405

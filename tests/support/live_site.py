@@ -102,26 +102,14 @@ class LiveSite:
         self.start("web", sys.executable, *serve)
         self.wait(lambda: self.get("/healthz") is not None, "the site to answer")
 
-    def start_worker(self, threads: int = 2) -> None:
-        options = (
-            "--pool",
-            "threads",
-            "--concurrency",
-            f"{threads}",
-            "--loglevel",
-            "INFO",
-            "-s",
-            f"{self.folder}/beat",
-        )
+    def start_worker(self) -> None:
+        options = ("--pool", "threads", "--concurrency", "2", "--loglevel", "INFO", "-s", f"{self.folder}/beat")
         self.start("worker", sys.executable, "-m", "celery", "-A", "dailytrain", "worker", "-B", *options)
 
-    def start_node(
-        self, token: str = "", *options: str, part: str = "node", name: str = "night", **environment: str
-    ) -> None:
-        home = str(self.folder / part)
-        command = (sys.executable, "-m", "trainer.cli", "node", "--server", self.url, "--home", home, "--name", name)
-        environment |= {"DAILYTRAIN_JOIN_TOKEN": token} if token else {}
-        self.start(part, *command, *options, **environment)
+    def start_node(self, token: str = "", *options: str) -> None:
+        command = (sys.executable, "-m", "trainer.cli", "node", "--server", self.url, "--home", f"{self.folder}/node")
+        environment = {"DAILYTRAIN_JOIN_TOKEN": token} if token else {}
+        self.start("node", *command, "--name", "night", *options, **environment)
 
     def kill(self, name: str) -> None:
         """Send SIGKILL to a part and the processes that it started, such as Celery beat."""
@@ -304,9 +292,7 @@ def database(folder: Path) -> Iterator[str]:
 
 
 @contextmanager
-def live_site(
-    folder: Path, budget: str, *, is_traced: bool = False, needs_labels: tuple[str, ...] = ()
-) -> Iterator[LiveSite]:
+def live_site(folder: Path, budget: str) -> Iterator[LiveSite]:
     """Yield a site with a season of real text, one tiny track and a maintainer. Only Redis runs."""
     with database(folder) as address:
         site = LiveSite(folder, address)
@@ -316,8 +302,7 @@ def live_site(
             make_text(folder / "text")
             site.manage("migrate", "--verbosity", "0")
             site.manage("install_schedule")
-            track = {"budget": budget, "is_traced": is_traced, "needs_labels": list(needs_labels)}
-            site.call("runs.create_tiny_track", text=str(folder / "text"), password=PASSWORD, **track)
+            site.call("runs.create_tiny_track", text=str(folder / "text"), password=PASSWORD, budget=budget)
             site.manage("prepare_season")
             yield site
         finally:

@@ -1,8 +1,7 @@
 """Small models behind the real completion server, for tests of everything that talks to a language model.
 
 `SynonymModel` replaces common words by synonyms, drawn by temperature and seed. Its outputs therefore differ from each
-other, keep the source's topic and pass the checks in every style. `EchoModel` and `GibberishModel` stand for bad
-volunteers.
+other, keep the source's topic and pass the checks in every style. `EchoModel` stands for a bad volunteer.
 """
 
 from __future__ import annotations
@@ -82,14 +81,6 @@ class EchoModel(SynonymModel):
 
     def rephrase(self, style: str, source: str, rng: random.Random) -> str:
         return source
-
-
-class GibberishModel(SynonymModel):
-    """Returns random letters."""
-
-    def rephrase(self, style: str, source: str, rng: random.Random) -> str:
-        letters = "abcdefghijklmnopqrstuvwxyz"
-        return " ".join("".join(rng.choices(letters, k=rng.randint(2, 9))) for _ in source.split()) + "."
 
 
 def truncate(text: str, max_tokens: int) -> Completion:

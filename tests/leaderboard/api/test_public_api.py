@@ -132,13 +132,6 @@ def test_list_with_unknown_state_is_422(client: Client, db: None, path: str, kno
     assert "'unknown'" in str(response)
 
 
-def test_docs_page_requests_no_other_host(client: Client, db: None) -> None:
-    page = client.get("/api/v1/docs")
-    assert page.status_code == 200
-    assert "https://" not in page.content.decode()
-    assert "default-src 'none'" in page.headers["Content-Security-Policy"]
-
-
 BOARD = "/api/v1/tracks/small/board?format=csv"
 
 

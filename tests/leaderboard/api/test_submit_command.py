@@ -15,8 +15,8 @@ from leaderboard.integrations.github.front_matter import parse_front_matter
 from leaderboard.models import ApiToken, Entry, Run, Track
 from tests.leaderboard.conftest import Repository
 from tests.support.paths import REPOSITORY
+from trainer.cli import site_api
 from trainer.cli.main import main as dailytrain
-from trainer.cli.site_api import TOKEN_VARIABLE
 
 pytestmark = pytest.mark.processes
 
@@ -28,7 +28,8 @@ FLAGS = ("--hypothesis", HYPOTHESIS, "--expected-effect", "3 % less compute", "-
 def checkout(main_repository: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Repository:
     fork = main_repository.fork(tmp_path / "fork")
     monkeypatch.chdir(fork.path)
-    monkeypatch.delenv(TOKEN_VARIABLE, raising=False)
+    monkeypatch.delenv(site_api.TOKEN_VARIABLE, raising=False)
+    monkeypatch.setattr(site_api, "POLL_SECONDS", 0.02)
     return fork
 
 

@@ -9,7 +9,6 @@ import pytest
 from django.test import Client
 from pytest_django import DjangoAssertNumQueries
 
-from leaderboard import formatting
 from leaderboard.charts import curve_svg, panels
 from leaderboard.charts.panels import Shown
 from leaderboard.job_handlers import metrics
@@ -108,31 +107,3 @@ def test_chart_of_unfinished_run_leaves_room_for_rest() -> None:
     finished_chart = panels.draw_run(run)
     assert finished_chart.lines[0].last is None
     assert finished_chart.lines[0].smooth[0][-1] == 100
-
-
-FORMATTED = {
-    formatting.compact(3_410_432): "3.41 M",
-    formatting.compact(999_999): "1 M",
-    formatting.compact(520): "520",
-    formatting.power(3.7e13): "3.7 × 10¹³",
-    formatting.binary(16 * 2**30): "16 GiB",
-    formatting.duration(43): "43 s",
-    formatting.duration(125): "2 min 05 s",
-    formatting.duration(11_520): "3 h 12 min",
-    formatting.duration(190_000): "2 d 04 h",
-    formatting.budget("180s"): "3 min",
-    formatting.budget("3B-tokens"): "3 B tokens",
-    formatting.budget("500steps"): "500 steps",
-    formatting.budget("300000steps"): "300,000 steps",
-    formatting.budget("1e19flops"): "1.0 × 10¹⁹ FLOPs",
-    formatting.budget("1.25e12flops"): "1.25 × 10¹² FLOPs",
-    formatting.share(0.125): "1/8 of the budget",
-    formatting.share(1): "the whole budget",
-    formatting.share(2): "2 × the budget",
-    formatting.share(0.3): "0.3 of the budget",
-    formatting.budget("unknown"): "unknown",
-}
-
-
-def test_formatted_number_is_readable() -> None:
-    assert {text: text.replace(formatting.SPACE, " ") for text in FORMATTED} == FORMATTED

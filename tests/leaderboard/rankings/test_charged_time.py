@@ -25,10 +25,13 @@ def build_reading(speed: float) -> dict[str, Any]:
     return {"tokens_per_second": speed, "spread": 0.01, "steps": 5, "loss": 8.5}
 
 
-def finish_training(run: Run, node: Node, before: float, after: float) -> Run:
+def build_probes(before: float, after: float) -> dict[str, Any]:
+    return {"version": 1, "before": build_reading(before), "after": build_reading(after)}
+
+
+def finish_training(run: Run, node: Node, probes: Any) -> Run:
     lease_job(run.job, node)
     create_checkpoint(run.job, 20)
-    probes = {"version": 1, "before": build_reading(before), "after": build_reading(after)}
     finish_job(run.job, {"step": 20, "probes": probes})
     run.refresh_from_db()
     return run
@@ -41,9 +44,12 @@ def create_runs_with_speeds(run: Run, *speeds: float) -> None:
         Run.objects.create(**fields, seed=seed, node_class="2 CPU cores", probe_speed=speed)
 
 
+UNKNOWN = "Its node did not report how fast it was before and after the training."
+
+
 def test_run_on_node_of_usual_speed_has_valid_seconds(run: Run, node: Node) -> None:
     create_runs_with_speeds(run, 1000, 990, 1010, 4000)
-    finish_training(run, node, 1000, 1004)
+    finish_training(run, node, build_probes(1000, 1004))
     assert run.probe_speed == pytest.approx(1002, abs=0.01)
     assert run.kappa == 1.0
     assert run.drift == pytest.approx(0.004)
@@ -51,28 +57,24 @@ def test_run_on_node_of_usual_speed_has_valid_seconds(run: Run, node: Node) -> N
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "sentence"),
+    ("probes", "sentence"),
     [
-        (1000, 1020, "Its node's speed changed by +2.0% during the run; 1.0% is allowed."),
-        (1100, 1100, "Its node ran at 110.0% of its class's usual speed; 3.0% more or less is allowed."),
-        (900, 900, "Its node ran at 90.0% of its class's usual speed; 3.0% more or less is allowed."),
+        (build_probes(1000, 1020), "Its node's speed changed by +2.0% during the run; 1.0% is allowed."),
+        (build_probes(1100, 1100), "Its node ran at 110.0% of its class's usual speed; 3.0% more or less is allowed."),
+        (build_probes(900, 900), "Its node ran at 90.0% of its class's usual speed; 3.0% more or less is allowed."),
+        (None, UNKNOWN),
+        ({}, UNKNOWN),
+        ("fast", UNKNOWN),
+        ({**build_probes(1, 1), "after": None}, UNKNOWN),
     ],
 )
-def test_run_on_node_of_other_speed_has_void_seconds(
-    run: Run, node: Node, before: float, after: float, sentence: str
+def test_run_on_node_of_other_or_unknown_speed_has_void_seconds(
+    run: Run, node: Node, probes: Any, sentence: str
 ) -> None:
     create_runs_with_speeds(run, 1000, 1000)
-    assert finish_training(run, node, before, after).seconds_void == sentence
-
-
-@pytest.mark.parametrize("probes", [None, {}, "fast", {"version": 1, "before": build_reading(1), "after": None}])
-def test_run_without_valid_probes_has_void_seconds(run: Run, node: Node, probes: Any) -> None:
-    lease_job(run.job, node)
-    create_checkpoint(run.job, 20)
-    finish_job(run.job, {"step": 20, "probes": probes})
-    run.refresh_from_db()
-    assert (run.state, run.kappa) == ("scoring", None)
-    assert run.seconds_void == "Its node did not report how fast it was before and after the training."
+    finish_training(run, node, probes)
+    assert (run.state, run.seconds_void) == ("scoring", sentence)
+    assert sentence != UNKNOWN or run.kappa is None
 
 
 def test_interrupted_run_has_void_seconds(run: Run, node: Node) -> None:
@@ -81,7 +83,7 @@ def test_interrupted_run_has_void_seconds(run: Run, node: Node) -> None:
     checkpoint.lease = first
     checkpoint.save()
     requeue_job(first)
-    finish_training(run, node, 1000, 1000)
+    finish_training(run, node, build_probes(1000, 1000))
     assert run.seconds_void == "It was interrupted, and its nodes' speed is known for the last part only."
 
 
@@ -89,14 +91,17 @@ def test_track_decides_about_probes_and_their_tolerance(run: Run, node: Node) ->
     run.track.kappa_tolerance = run.track.drift_tolerance = 0.15
     run.track.save()
     create_runs_with_speeds(run, 1000, 1000)
-    assert finish_training(run, node, 900, 1000).seconds_void == ""
+    assert finish_training(run, node, build_probes(900, 1000)).seconds_void == ""
     run.track.probe_seconds = 0
     run.track.save()
     without = runs.make_run(run.entry, run.track)
     runs.queue_run(without)
     assert speed_probes.build_probe_spec(run.track) is None
     assert get_job_kind(without.job).build_order(without.job, None).probe is None  # type: ignore[union-attr]
-    assert finish_training(without, node, 1, 1).seconds_void == "This track does not measure how fast its nodes are."
+    assert (
+        finish_training(without, node, build_probes(1, 1)).seconds_void
+        == "This track does not measure how fast its nodes are."
+    )
 
 
 @pytest.fixture

@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 from django.utils import timezone
-from hypothesis import given
-from hypothesis import strategies as st
 
 from leaderboard.models import Entry, Run, Season, Track
 from leaderboard.schedule import ladder
@@ -56,16 +54,6 @@ def test_ladder_starts_with_smallest_rungs_at_lowest_priority(baseline: Entry, t
     ]
     assert {(run.job.priority, run.job.preemptible) for run in ladder_runs if run.job} == {(Job.Priority.LADDER, True)}
     assert [run.job.expected_seconds for run in ladder_runs if run.job] == [2.5, 2.5, 5.0]
-
-
-def test_ladder_fills_to_seeds_times_rungs(baseline: Entry, track: Track, node: Node) -> None:
-    finish_ladder(track, node)
-    assert list_ladder_runs(track) == [(f"{steps}steps", seed) for steps in (10, 20, 40) for seed in (1, 2)] + [
-        ("5steps", 1),
-        ("5steps", 2),
-    ]
-    assert ladder.get_ladder_progress(track) == ladder.LadderProgress(8, 8)
-    assert ladder.fill_ladder(track) == 0
 
 
 def test_ladder_retries_infrastructure_failure_after_delay(baseline: Entry, track: Track, node: Node) -> None:
@@ -128,17 +116,6 @@ def test_ladder_without_prerequisite_queues_nothing(baseline: Entry, track: Trac
     Season.objects.update(**missing)
     fill_ladders()
     assert not Run.objects.filter(purpose="ladder").exists()
-
-
-BUDGETS = st.lists(st.sampled_from(["a", "b", "c", "d"]), unique=True, min_size=1)
-
-
-@given(st.integers(1, 5), BUDGETS, st.dictionaries(st.sampled_from(["a", "b", "c", "d", "e"]), st.integers(0, 8)))
-def test_missing_budgets_fill_each_rung_exactly(seeds: int, budgets: list[str], existing: dict[str, int]) -> None:
-    missing = list(ladder.list_missing_budgets(seeds, budgets, existing))
-    assert missing == sorted(missing, key=budgets.index)
-    for budget in budgets:
-        assert max(existing.get(budget, 0), seeds) == existing.get(budget, 0) + missing.count(budget)
 
 
 @pytest.mark.parametrize(("seconds", "state"), [(75_600.0, "ok"), (85_000.0, "missing")])

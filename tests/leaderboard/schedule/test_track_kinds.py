@@ -151,7 +151,7 @@ def build_run(track: Track) -> Run:
 
 @pytest.mark.django_db
 @pytest.mark.parametrize("name", TEMPLATES)
-def test_template_jobs_need_what_training_and_inference_take(name: str, track: Track) -> None:
+def test_template_jobs_need_what_training_and_inference_take_and_keep(name: str, track: Track) -> None:
     template_track = create_track(name, track.season)
     run = build_run(template_track)
     job = run_jobs.build_score_job(run, template_track.suite)
@@ -168,6 +168,12 @@ def test_template_jobs_need_what_training_and_inference_take(name: str, track: T
     assert 0 < train_job["checkpoint_seconds"] <= 900
     names = [label for label in template_track.needs_labels if not label.endswith("gb")]
     assert train_job["needs_labels"] == names, "only labels of GPU names remain"
+    size, uploads = template_track.size, template_track.upload_limits()
+    assert uploads.file_bytes >= size.optimizer_bytes
+    kept_bytes = template_track.get_checkpoint_sizes().kept
+    assert uploads.lease_bytes >= KEPT_ON_SERVER * size.checkpoint_bytes + kept_bytes
+    assert training.disk_bytes >= KEPT_ON_NODE * size.checkpoint_bytes + kept_bytes - size.weights_bytes
+    assert training.memory_bytes >= 2 * size.checkpoint_bytes
 
 
 @pytest.mark.django_db
@@ -190,18 +196,6 @@ def test_score_of_larger_graph_gets_more_time(track: Track) -> None:
     usual = run_jobs.build_score_job(run, ())["limits"]["wall_seconds"]
     run.graph = TracedGraph(summary={"scoring_flops_per_token": 7e9})
     assert 3 * usual < run_jobs.build_score_job(run, ())["limits"]["wall_seconds"] < 5 * usual
-
-
-@pytest.mark.django_db
-@pytest.mark.parametrize("name", TEMPLATES)
-def test_template_limits_leave_room_for_its_checkpoints(name: str, track: Track) -> None:
-    template_track = create_track(name, track.season)
-    size, uploads, limits = template_track.size, template_track.upload_limits(), template_track.training_limits()
-    assert uploads.file_bytes >= size.optimizer_bytes
-    kept_bytes = template_track.get_checkpoint_sizes().kept
-    assert uploads.lease_bytes >= KEPT_ON_SERVER * size.checkpoint_bytes + kept_bytes
-    assert limits.disk_bytes >= KEPT_ON_NODE * size.checkpoint_bytes + kept_bytes - size.weights_bytes
-    assert limits.memory_bytes >= 2 * size.checkpoint_bytes
 
 
 @pytest.mark.django_db

@@ -35,6 +35,7 @@ def test_submitted_commit_becomes_entry_with_files(main_repository: Repository, 
     assert intake.submit_entry(str(main_repository.path), "main", "Main", "", track).architecture == "gpt"
 
 
+@pytest.mark.usefixtures("site")
 def test_byte_order_mark_in_dictionary_is_accepted(main_repository: Repository) -> None:
     sha = main_repository.commit("Notepad", {"trainer/models/__init__.py": "\ufeff" + DICTIONARY})
     assert list(intake.fetch_commit(str(main_repository.path), sha).architectures) == ["gpt", "smear"]

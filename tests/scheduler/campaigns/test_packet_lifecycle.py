@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 
-from scheduler import leases
 from scheduler.campaigns import sessions
 from scheduler.campaigns.models import Assignment, Campaign, Contribution, Packet, Rephrasing
-from scheduler.models import Job, Lease
+from scheduler.models import Job
 from tests.support.pool import ClaimedJob, read_error_detail
 from tests.support.volunteers import copy_source, start_volunteer
 from trainer import protocol
@@ -70,29 +69,6 @@ def test_take_under_another_job_kind_is_not_found(claimed_job: ClaimedJob) -> No
     assert "not a rephrase session" in read_error_detail(response)
 
 
-def test_rejected_outputs_alone_are_assigned_again(campaign: Campaign) -> None:
-    ada, bob = start_volunteer("ada"), start_volunteer("bob")
-    [packet] = ada.take(1)
-    honest = ada.result(packet)
-    mixed = ada.result(packet, lambda text, style: copy_source(text, style) if style == "easy" else "")
-    outputs = tuple(
-        bad if bad.style == "easy" else good for bad, good in zip(mixed.outputs, honest.outputs, strict=True)
-    )
-    [verdict] = ada.submit(honest.model_copy(update={"outputs": outputs}))
-    assert {(output.style, output.accepted, output.reasons) for output in verdict.outputs} == {
-        ("easy", False, ("copied",)),
-        ("medium", True, ()),
-    }
-    again = next(other for other in bob.take(100) if other.packet == packet.packet)
-    assert [chunk.styles for chunk in again.chunks] == [("easy",)] * len(packet.chunks)
-    bob.submit(bob.result(again))
-    assert Packet.objects.get(pk=packet.packet).state == "done"
-    writers = set(
-        Rephrasing.objects.filter(packet=packet.packet, state="accepted").values_list("style", "volunteer__name")
-    )
-    assert writers == {("easy", "bob"), ("medium", "ada")}
-
-
 def test_packet_after_too_many_attempts_or_losses_is_set_aside_with_reasons(campaign: Campaign) -> None:
     Campaign.objects.update(max_attempts=2)
     for name in ("ada", "bob"):
@@ -108,17 +84,6 @@ def test_packet_after_too_many_attempts_or_losses_is_set_aside_with_reasons(camp
         assert row.state == "set_aside"
         outputs = {(style, tuple(reasons)) for _, style, reasons in row.missing or ()}
         assert outputs == {("easy", (reason,)), ("medium", (reason,))}
-
-
-def test_lost_lease_returns_packets_to_queue(campaign: Campaign) -> None:
-    ada = start_volunteer("ada")
-    packets = ada.take(100)
-    assert leases.lose_lease(Lease.objects.get(pk=ada.claimed_job.lease.lease), "The node is silent.")
-    assert list(campaign.packets.values_list("state", flat=True)) == ["waiting"] * len(packets)
-    assert ada.claimed_job.call("/packets/take", protocol.TakePackets(count=1)).status_code == 409
-    assert [verdict.state for verdict in ada.submit(ada.result(packets[0]))] == ["gone"]
-    bob = start_volunteer("bob")
-    assert {packet.packet for packet in bob.take(100)} == {packet.packet for packet in packets}
 
 
 def test_output_with_prompt_too_long_does_not_count_as_rejected(campaign: Campaign) -> None:

@@ -118,14 +118,9 @@ def test_dataset_card_describes_method_and_contributors(hub: Hub, done_campaign:
     for sentence in (
         "# For @\u2060everyone\\_\n",
         "A \\<b\\>small\\</b\\> one.",
-        f"| easy | {len(list_accepted()) // 2} |",
-        "4 read, none dropped",
-        "[WRAP](https://arxiv.org/abs/2401.16380) (Maini et al., 2024)",
         "License: odc-by, which follows the source's.",
-        "The checks rejected 3 of ",
         "| It repeats itself. | 3 |",
         "Thanks to 1 anonymous volunteer,",
-        "The dataset is complete.",
     ):
         assert sentence in card, sentence
 

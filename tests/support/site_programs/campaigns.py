@@ -45,14 +45,13 @@ def start_campaign(styles: list[str], model: str, target: str) -> None:
 
 
 def read_campaign() -> dict[str, Any]:
-    """Return the campaign with its packets, volunteers, assignments and accepted texts."""
+    """Return the campaign with its packets, assignments, banned volunteers and number of accepted texts."""
     campaign = Campaign.objects.get()
     return {
-        "state": campaign.state,
         "dropped": campaign.dropped_counts,
         "source_error": campaign.source_error,
         "packets": [[p.row, p.first_chunk, p.state, p.chunks] for p in Packet.objects.order_by("row", "part")],
-        "volunteers": {v.name: [v.pk, v.state, v.reason] for v in Volunteer.objects.all()},
+        "banned": list(Volunteer.objects.filter(state="banned").values_list("name", "reason")),
         "assignments": dict(Counter(Assignment.objects.values_list("state", flat=True))),
-        "kept": [[r.volunteer_id, r.state] for r in Rephrasing.objects.only("volunteer", "state")],
+        "accepted": Rephrasing.objects.filter(state="accepted").count(),
     }

@@ -40,11 +40,6 @@ def create_swarm_run(text: str, repository: str, steps: int) -> dict[str, Any]:
     return {"run": str(run.pk), "token": node_tokens.create_join_token(trusted=True)}
 
 
-def create_trusted_token() -> str:
-    """Return a join token for one more trusted node."""
-    return node_tokens.create_join_token(trusted=True)
-
-
 def read_seats() -> dict[str, Any]:
     """Return the rows that all seats have trained and the jobs of seats that have not ended."""
     jobs = Job.objects.filter(kind="seat").exclude(state__in=["done", "cancelled"])

@@ -29,15 +29,6 @@ def app_client(github: GitHub) -> Client:
     return client.get_client("trains/daily")
 
 
-@pytest.fixture
-def token_client(github: GitHub, settings: Any) -> Client:
-    """The same client with a personal token instead of the App."""
-    settings.GITHUB_APP_ID = settings.GITHUB_PRIVATE_KEY = ""
-    settings.GITHUB_TOKEN = github_server.TOKEN
-    github.open_pull_request("trains/daily", 7, SHA, announce=False)
-    return client.get_client("trains/daily")
-
-
 def test_comments_on_several_pages_are_all_listed(app_client: Client, github: GitHub) -> None:
     github.largest_page = 2
     for number in range(5):
@@ -72,7 +63,10 @@ def test_check_whose_response_was_lost_is_not_duplicated(app_client: Client, git
     assert set(github.repositories["trains/daily"].checks) == {second_check, first_check}
 
 
-def test_check_with_plain_token_is_a_commit_status(token_client: Client, github: GitHub) -> None:
+def test_check_with_plain_token_is_a_commit_status(github: GitHub, settings: Any) -> None:
+    settings.GITHUB_APP_ID = settings.GITHUB_PRIVATE_KEY = ""
+    settings.GITHUB_TOKEN = github_server.TOKEN
+    token_client = client.get_client("trains/daily")
     token_client.update_check(SHA, "train", status="in_progress", title="x" * 200, url="https://t.example")
     token_client.update_check(SHA, "train", status="completed", conclusion="failure", title="It diverged")
     token_client.update_check(SHA, "train", status="completed", conclusion="neutral", title="Cancelled")

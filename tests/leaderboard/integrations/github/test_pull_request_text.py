@@ -45,17 +45,6 @@ def test_comment_of_result_compares_with_record(pull: PullRequest) -> None:
     assert ratio == pytest.approx(1.2 / 0.7, rel=0.2)
 
 
-def test_comment_lists_commands_with_their_answers(pull: PullRequest) -> None:
-    command = OutboxMessage(
-        kind="github.command",
-        payload={"login": "mara"},
-        result={"answers": [["/train seeds 2", "2 more runs queued: 4, 5."], ["/approve `x`", "No: @all"]]},
-    )
-    text = build_comment_text(pull, command)
-    assert "- mara: `/train seeds 2`: 2 more runs queued: 4, 5." in text
-    assert "- mara: `/approve x`: No: @\u2060all" in text
-
-
 @pytest.mark.parametrize(
     ("text", "expected"),
     [

@@ -29,16 +29,6 @@ def list_entries() -> list[tuple[str, str]]:
 # --- from GitHub to entries ------------------------------------------------------------------------------------------
 
 
-def test_pull_request_takes_over_entry_of_other_requester(pull: PullRequestAuthor, track: Track) -> None:
-    eve = User.objects.create_user("eve")
-    pull.open(draft=True)  # no entry yet
-    repository = PullRequest.objects.get().head_repository
-    intake.submit_entry(repository, pull.sha, "Mine", "smear", track, author="eve", requested_by=eve, actor="eve")
-    pull.change("ready_for_review", draft=False)
-    entry = Entry.objects.get()
-    assert (entry.author, entry.requested_by, entry.pull_request) == ("ada", None, PullRequest.objects.get())
-
-
 def test_pull_request_with_missing_fields_gets_one_updated_comment(pull: PullRequestAuthor) -> None:
     pull.open(body="---\ntrack: smal\nhypothesis: It helps.\ncontact: @ada\n---")
     assert list_entries() == []
@@ -59,17 +49,24 @@ def test_pull_request_without_run_request_gets_no_comment(pull: PullRequestAutho
     assert (list_entries(), pull.comments, pull.github.count_requests("POST", "/check-runs")) == ([], [], 0)
 
 
-def test_draft_pull_request_is_entered_when_ready(pull: PullRequestAuthor) -> None:
+def test_draft_is_entered_when_ready_and_takes_over_entry_of_other_requester(
+    pull: PullRequestAuthor, track: Track
+) -> None:
     pull.open(draft=True)
     assert list_entries() == []
     assert "This is a draft" in pull.comment
+    eve, row = User.objects.create_user("eve"), PullRequest.objects.get()
+    fields = {"author": "eve", "requested_by": eve, "actor": "eve"}
+    intake.submit_entry(row.head_repository, pull.sha, "Mine", "smear", track, **fields)
     pull.change("ready_for_review", draft=False)
+    entry = Entry.objects.get()
+    assert (entry.author, entry.requested_by, entry.pull_request) == ("ada", None, row)
     assert list_entries() == [(pull.sha[:8], "proposed")]
     pull.change("converted_to_draft", draft=True)
     assert list_entries() == [(pull.sha[:8], "proposed")]
 
 
-def test_renamed_repository_goes_on(pull: PullRequestAuthor, maintainer: User) -> None:
+def test_renamed_repository_goes_on_and_another_one_with_its_old_name_is_refused(pull: PullRequestAuthor) -> None:
     pull.open()
     pull.rename_repository("trains/railway")
     pull.push({"trainer/models/smear.py": "x = 2\n"})
@@ -77,12 +74,6 @@ def test_renamed_repository_goes_on(pull: PullRequestAuthor, maintainer: User) -
     assert [(entry.sha, entry.state) for entry in Entry.objects.order_by("-pk")[:1]] == [(pull.sha, "approved")]
     assert PullRequest.objects.get().repository == "trains/railway"
     assert len([body for body in pull.comments if body.startswith("<!-- dailytrain:pull:")]) == 1
-
-
-def test_other_repository_with_the_old_name_is_refused(pull: PullRequestAuthor) -> None:
-    pull.open()
-    pull.rename_repository("trains/railway")
-    pull.change("edited", body="Just look.")
     squatter = payloads.repository("trains/daily", number=666)
     pull.process_delivery("pull_request", payloads.pull_request("opened", payloads.pull(squatter, 8, "c" * 40)))
     assert PullRequest.objects.get().number == 7
