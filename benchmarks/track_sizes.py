@@ -33,10 +33,9 @@ start. The card is the one that the template names, else the slowest one with it
 on the slowest card that has the memory of scoring, all in fp32. All test text: 120 million tokens (1 % of 12 billion)
 and the whole suite on the same card.
 
-Text and suite are scored in fp32. On GPUs products are rounded to TF32 where that, measured on some windows of the text,
-changes its score by less than a tenth of its error; the record says which. The suite's sampling error is 1 to 2 %.
-Rows are not batched. A graph may read the other rows of a batch, and one row of a night (3.6e12 FLOPs) fills an H100
-alone.
+Text and suite are scored in fp32. On GPUs products are rounded to TF32 where that, measured on some of the windows,
+changes the text's score by less than a tenth of its error; the record says which. Rows are not batched. A graph may
+read the other rows of a batch, and one row of a night (3.6e12 FLOPs) fills an H100 alone.
 
 """
 SCORING = ("template", "card", "FLOPs a pass", "text passes", "suite passes", "text, fp32 peak", "text, TF32 peak")

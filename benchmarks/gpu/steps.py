@@ -26,6 +26,7 @@ from benchmarks.gpu.stage import (
     is_rehearsal,
     measure_ms,
     report_failure,
+    skip,
 )
 from trainer.accounting.training_size import COMPILED_ACTIVATIONS
 from trainer.cli.bench import time_steps
@@ -191,8 +192,7 @@ def measure_nanochat(depth: int, rows: int, micro: int, steps: int) -> Callable[
 
     def measure() -> None:
         if not NANOCHAT.exists():
-            emit(skipped=f"no checkout of nanochat in {NANOCHAT}")
-            return
+            skip(f"no checkout of nanochat in {NANOCHAT}")
         turn, device, is_small = Turn(), get_device(), is_rehearsal()
         gpt = import_classes(NANOCHAT)
         torch._dynamo.config.recompile_limit = 64  # its optimizer is compiled for each shape

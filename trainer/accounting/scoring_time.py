@@ -1,7 +1,7 @@
 """Seconds of a score, from passes, FLOPs and the speed of a device. Standard library only: the site uses it.
 
-Text is counted in fp32, benchmarks on a GPU with TF32 products: a score takes both where TF32 changes the loss of its text
-by less than a tenth of its error. The limit counts all in fp32. The shares of the peak are assumed, not measured.
+Text is counted in fp32, benchmarks on a GPU with TF32 products: a score has them where they change its text's loss by
+less than a tenth of its error. The limit counts all in fp32. The shares of the peak are assumed, not measured.
 """
 
 from __future__ import annotations
