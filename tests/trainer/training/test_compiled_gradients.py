@@ -41,7 +41,11 @@ pytestmark = [
 TOLERANCES = {torch.float32: 5e-4, torch.bfloat16: 5e-2}  # in fp32, the weight of a mixture's smear is the largest
 MEMORY = {"memory_rows": 50}
 MODELS = [
-    pytest.param(arch, fields, dtype, marks=[] if (arch, dtype) == ("gpt", torch.float32) else pytest.mark.slow)
+    pytest.param(
+        *(arch, fields, dtype),
+        id="-".join([arch, *fields, str(dtype)]),
+        marks=[] if (arch, dtype) == ("gpt", torch.float32) else pytest.mark.slow,
+    )
     for arch, fields in (*((arch, {}) for arch in ARCHITECTURES), ("gpt", MEMORY))
     for dtype in TOLERANCES
 ]

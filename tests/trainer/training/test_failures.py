@@ -14,7 +14,7 @@ from torch._dynamo import config as dynamo_config
 from torch._inductor.exc import InductorError
 
 from tests.support import failing_models
-from tests.support.metrics_lines import numbers
+from tests.support.metrics_lines import lines, numbers
 from tests.support.tiny import TINY_TRAINING
 from trainer.checkpoint.files import get_checkpoint_step
 from trainer.checkpoint.store import find_latest_checkpoint, get_checkpoint_path
@@ -185,3 +185,17 @@ def test_runs_of_one_process_do_not_count_against_each_others_compilations(
     with dynamo_config.patch(recompile_limit=2):  # a run needs two: with gradients and without
         codes = [train(tmp_path / str(length), *flags, length) for length in (16, 32)]
     assert codes == [0, 0]
+
+
+def test_short_last_batch_of_an_evaluation_is_not_compiled_again(
+    train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compilation, "BACKEND", "aot_eager")
+    losses = []
+    for is_compiled in (True, False):
+        out = tmp_path / str(is_compiled)
+        flags = ("--train.compile", is_compiled, "--train.micro-batch", "4", "--train.dev-tokens", 7 * 32)
+        with dynamo_config.patch(recompile_limit=2):
+            assert train(out, "--budget", "1steps", *flags) == 0
+        losses.append([row["loss"] for row in lines(out, "dev")])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
