@@ -78,7 +78,8 @@ def build_run(turn: Turn, flags: list[str], steps: int) -> Any:
         warm_up(run, console, row)
 
     loop.warm_up = compile_then_warm_up
-    compilation.run_pass = compilation.run_forward_backward  # evaluation is not timed: do not compile it
+    # Evaluation is not timed: do not compile it.
+    compilation.run_pass = lambda run, _, rows: compilation.run_forward_backward(run, rows)
     out = get_folder() / "runs" / os.environ[STAGE]
     shutil.rmtree(out, ignore_errors=True)
     started = time.monotonic()
