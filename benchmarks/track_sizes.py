@@ -30,13 +30,12 @@ A pass is one row. Text: 2 million tokens with the look-ahead check. Suite: the 
 questions of each part at most. Peak times divide the FLOPs by the card's data-sheet figure. Expected and limit assume
 half of the fp32 peak, for the suite a quarter of the TF32 peak, 10 ms more for each pass and two minutes for the
 start. The card is the one that the template names, else the slowest one with its memory. The limit is twice the time
-on the slowest card that has the memory of scoring. All test text: 120 million tokens (1 % of 12 billion) and the
-whole suite on the same card.
+on the slowest card that has the memory of scoring, all in fp32. All test text: 120 million tokens (1 % of 12 billion)
+and the whole suite on the same card.
 
-Text is scored in fp32. On GPUs its products are rounded to TF32 where that, measured on some of the windows, changes
-the score by less than a tenth of its error; the record says which. The suite is answered in TF32 on GPUs: its sampling
-error is 1 to 2 %. Rows are not batched. A graph may read the other rows of a batch, and one row of a night (3.6e12
-FLOPs) fills an H100 alone.
+Text and suite are scored in fp32. On GPUs products are rounded to TF32 where that, measured on some of the windows,
+changes the text's score by less than a tenth of its error; the record says which. Rows are not batched. A graph may
+read the other rows of a batch, and one row of a night (3.6e12 FLOPs) fills an H100 alone.
 
 """
 SCORING = ("template", "card", "FLOPs a pass", "text passes", "suite passes", "text, fp32 peak", "text, TF32 peak")

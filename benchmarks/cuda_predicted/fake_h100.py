@@ -119,6 +119,7 @@ def replace_device_queries() -> None:
     replacements: dict[str, Any] = {
         "is_available": lambda: True,
         "is_initialized": lambda: False,
+        "is_current_stream_capturing": lambda: False,
         "device_count": lambda: 1,
         "current_device": lambda: 0,
         "set_device": lambda *_: None,

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from benchmarks.gpu.stage import FOLDER, REHEARSAL, RESULTS, STAGE, write_line
+from benchmarks.gpu.stage import FOLDER, REHEARSAL, RESULTS, SKIPPED, STAGE, write_line
 from benchmarks.gpu.stages import STAGES, Stage
 
 STATE = Path("benchmarks/out/gpu")
@@ -173,7 +173,8 @@ def summarize(folder: Path, stages: Sequence[Stage]) -> list[str]:
     for stage in stages:
         own = [row for row in rows if row["stage"] == stage.name]
         ends = [row["code"] for row in own if "seconds" in row and "code" in row]
-        state = "not run" if not ends else "done" if ends[-1] == 0 else f"failed with code {ends[-1]}"
+        known = {0: "done", SKIPPED: "SKIPPED"}
+        state = known.get(ends[-1], f"failed with code {ends[-1]}") if ends else "not run"
         found = {name: row[name] for row in own for name in main if name in row}
         lines.append(f"{stage.name} | {state} | {json.dumps(found)[:240]} | expected: {stage.expected}")
     return lines
@@ -204,7 +205,7 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None, state: Path = STATE) -> int:
-    """Return 0 if every chosen stage has succeeded."""
+    """Return 0 if every chosen stage has succeeded: none failed, was skipped or had no time."""
     options = parse_arguments(argv)
     if options.stage:
         next(stage for stage in STAGES if stage.name == options.stage).work()

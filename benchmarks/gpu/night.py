@@ -12,7 +12,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from benchmarks.gpu.stage import emit, get_folder, is_rehearsal, wait_for_turn
+from benchmarks.gpu.stage import emit, get_folder, is_rehearsal, skip, wait_for_turn
 from trainer.sandbox import get_driver
 
 COMMAND = (sys.executable, "manage.py", "rehearse_night")
@@ -25,8 +25,7 @@ def rehearse_night() -> None:
     """Rehearse the night of one H100 on this card; in a rehearsal on CPU cores."""
     wait_for_turn()
     if missing := find_missing_part():
-        emit(skipped=missing)
-        return
+        skip(missing)
     # Not the stage's folder: the path of a socket below it may have about a hundred characters.
     with tempfile.TemporaryDirectory(prefix="night-") as name:
         folder = Path(name)

@@ -15,7 +15,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -23,6 +23,7 @@ from trainer.ops.devices import synchronize
 
 STAGE, FOLDER, REHEARSAL = "GPU_STAGE", "GPU_FOLDER", "GPU_REHEARSAL"
 RESULTS = "results.jsonl"
+SKIPPED = 77  # exit code of a stage that lacks a part
 POLL_SECONDS = 0.02
 
 
@@ -53,6 +54,12 @@ def write_line(folder: Path, values: dict[str, Any]) -> None:
 def emit(**values: Any) -> None:
     """Write a figure of this stage."""
     write_line(get_folder(), {"stage": os.environ[STAGE], "at": round(time.time(), 1), **values})
+
+
+def skip(missing: str) -> NoReturn:
+    """End this stage, which is not done, since it lacks a part."""
+    emit(skipped=missing)
+    raise SystemExit(SKIPPED)
 
 
 @contextmanager

@@ -26,6 +26,7 @@ from benchmarks.gpu.stage import (
     is_rehearsal,
     measure_ms,
     report_failure,
+    skip,
 )
 from trainer.accounting.training_size import COMPILED_ACTIVATIONS
 from trainer.cli.bench import time_steps
@@ -77,7 +78,8 @@ def build_run(turn: Turn, flags: list[str], steps: int) -> Any:
         warm_up(run, console, row)
 
     loop.warm_up = compile_then_warm_up
-    compilation.run_pass = compilation.run_forward_backward  # evaluation is not timed: do not compile it
+    # Evaluation is not timed: do not compile it.
+    compilation.run_pass = lambda run, _, rows: compilation.run_forward_backward(run, rows)
     out = get_folder() / "runs" / os.environ[STAGE]
     shutil.rmtree(out, ignore_errors=True)
     started = time.monotonic()
@@ -191,8 +193,7 @@ def measure_nanochat(depth: int, rows: int, micro: int, steps: int) -> Callable[
 
     def measure() -> None:
         if not NANOCHAT.exists():
-            emit(skipped=f"no checkout of nanochat in {NANOCHAT}")
-            return
+            skip(f"no checkout of nanochat in {NANOCHAT}")
         turn, device, is_small = Turn(), get_device(), is_rehearsal()
         gpt = import_classes(NANOCHAT)
         torch._dynamo.config.recompile_limit = 64  # its optimizer is compiled for each shape

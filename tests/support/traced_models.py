@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -18,6 +19,8 @@ from trainer.graph.reading import parse_files
 from trainer.graph.trace import trace_architecture
 from trainer.models import load_architecture
 from trainer.models.base import LanguageModel
+from trainer.ops.devices import get_row_gradients
+from trainer.training.objective import Objective
 
 V, T = 96, 32
 DEPTH = {"litgpt": 1}  # of the others: 2
@@ -73,6 +76,23 @@ def sample_rows(rows: int = 3, seed: int = 0) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(seed)
     tokens = torch.randint(0, V, (rows, T + 1), generator=generator)
     return tokens[:, :-1], tokens[:, 1:]
+
+
+def compute_gradients(objective: Objective, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
+    """Return the loss and the gradients of all weights, those of a memory's rows as a whole table."""
+    objective.model.zero_grad()
+    with nullcontext() if dtype == torch.float32 else torch.autocast("cpu", dtype):
+        loss = objective(*sample_rows())
+    loss.backward()
+    found = {"loss": loss.detach()}
+    for name, parameter in objective.model.named_parameters():
+        if parameter.grad is not None:
+            found[name] = parameter.grad.clone()
+        elif (gradients := get_row_gradients(parameter)) is not None:
+            found[name] = torch.zeros_like(parameter)
+            for rows, sums, _ in gradients.iterate_sums():
+                found[name].flatten(1)[rows] += sums
+    return found
 
 
 def compute_loss(model: LanguageModel, inputs: Tensor, targets: Tensor) -> Tensor:

@@ -1,8 +1,7 @@
 """Seconds of a score, from passes, FLOPs and the speed of a device. Standard library only: the site uses it.
 
-Held-out text is scored in fp32, with products that round equally on all devices. Benchmarks on a GPU are answered with
-TF32 products, since their own sampling error is a hundred times the rounding. The shares of the peak are assumed, not
-measured: no GPU has scored yet.
+Text is counted in fp32, benchmarks on a GPU with TF32 products: a score has them where they change its text's loss by
+less than a tenth of its error. The limit counts all in fp32. The shares of the peak are assumed, not measured.
 """
 
 from __future__ import annotations
@@ -83,7 +82,7 @@ class ScoringWork:
 
     def compute_limit(self, gpu: str) -> float:
         """Return the wall seconds of a score job, where `gpu` is the slowest one that may score; empty: a CPU."""
-        slowest = self.estimate_seconds(gpu)
+        slowest = ScoringWork(self.pass_flops, self.text_passes + self.suite_passes, 0).estimate_seconds(gpu)
         assert slowest is not None, "a GPU of the table"
         limit = max(LIMIT_FACTOR * slowest, MIN_LIMIT_SECONDS)
         return limit if gpu else min(limit, MAX_CPU_SECONDS)

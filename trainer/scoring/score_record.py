@@ -23,7 +23,7 @@ from trainer.scoring.progress import ProgressCallback
 from trainer.scoring.run_folder import RunFolder
 from trainer.scoring.scored_models import ScoredModels, load_graph_models
 from trainer.scoring.text_score import TextScore, describe_checks, score_text
-from trainer.scoring.tf32 import use_tf32
+from trainer.scoring.tf32 import round_products
 
 LOSSES_FILE = "losses.npy"  # beside the items
 
@@ -67,7 +67,7 @@ def score_run(
         )
     answers = benchmark_suite.SuiteResult({}, {}, [], {})
     if suite.tasks:
-        with use_tf32(device):  # the sampling error of benchmarks is much larger than the difference
+        with round_products(result.precision.name):  # as the text was; the error of benchmarks is larger
             answers = benchmark_suite.run_suite(trained, tokenizer, suite.tasks, suite.folder, suite.limit, progress)
     if items_path is not None:
         items.write_items(items_path, result.documents, answers.items)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import asdict, astuple, dataclass, replace
 from typing import Any
 
@@ -18,7 +17,7 @@ from trainer.scoring.look_ahead import Correction, choose_draws, draw_positions,
 from trainer.scoring.model_scorer import Losses, ModelScorer, Tokens, replace_later_tokens
 from trainer.scoring.passes import REPEATED_DRAWS, TRAINING_WINDOWS, UNTRAINED_WINDOWS
 from trainer.scoring.progress import ProgressCallback
-from trainer.scoring.tf32 import ProductPrecision, choose_precision, use_tf32
+from trainer.scoring.tf32 import ProductPrecision, choose_precision, round_products
 from trainer.scoring.training_passes import PassDifference, compare_passes
 from trainer.scoring.windows import TextWindow, cut_windows, pad_rows
 
@@ -90,7 +89,7 @@ def score_text(
     untrained.unload()
     precision = choose_precision(scorer, rows.inputs, rows.targets, rows.mask, rng)
     count = len(rows.windows)
-    with use_tf32(scorer.device) if precision.name == "tf32" else nullcontext():
+    with round_products(precision.name):
         losses = scorer.score_rows(rows.inputs, rows.targets, lambda done: progress("scoring", done / count)).nats
         flat, tokens = losses[rows.mask], rows.targets[rows.mask]
         if reference is None or len(reference) != len(flat):

@@ -38,10 +38,10 @@ def has_tf32(device: torch.device) -> bool:
 
 
 @contextlib.contextmanager
-def use_tf32(device: torch.device) -> Iterator[None]:
-    """Round the factors of matrix products to TF32 on a GPU."""
+def round_products(precision: str) -> Iterator[None]:
+    """Compute matrix products of a GPU in `fp32`, or with factors that are rounded to `tf32`."""
     before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high" if device.type == "cuda" else before)
+    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
     try:
         yield
     finally:
@@ -56,7 +56,7 @@ def choose_precision(
         return ProductPrecision("fp32")
     chosen = rng.permutation(len(inputs))[:TF32_WINDOWS]
     exact = scorer.score_rows(inputs[chosen], targets[chosen]).nats
-    with use_tf32(scorer.device):
+    with round_products("tf32"):
         rounded = scorer.score_rows(inputs[chosen], targets[chosen]).nats
     return compare_precisions(exact, rounded, mask[chosen], len(inputs))
 

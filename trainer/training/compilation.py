@@ -86,17 +86,16 @@ def compile_run(run: Run, console: Console, row: Tensor) -> None:
     if run.resolved.compile:
         torch.compiler.reset()  # programs of earlier runs in this process count against torch's limit of 8
         console.print("compiling the model with torch.compile; this is not charged", highlight=False)
-    while not try_pass(run, is_searching=run.resolved.device == "cuda"):
+    while not try_pass(run, console, is_searching=run.resolved.device == "cuda"):
         run.set_micro_batch(run.resolved.micro_batch - 1)
     run.model.zero_grad(set_to_none=True)
     compile_steps(run.optimizers)
-    if run.resolved.compile and not run.resolved.is_sharded:
-        check_compiled_gradients(run, row)
     if run.resolved.compile:
+        check_compiled_gradients(run, row)
         run.compile_seconds += time.perf_counter() - started
 
 
-def try_pass(run: Run, is_searching: bool) -> bool:
+def try_pass(run: Run, console: Console, is_searching: bool) -> bool:
     """Run a pass over a micro-batch; return False if memory ran out and a smaller one can be tried."""
     rows = torch.zeros(run.resolved.micro_batch, run.resolved.sequence_length, dtype=torch.int64)
     rows = rows.to(run.fabric.device)
@@ -105,7 +104,7 @@ def try_pass(run: Run, is_searching: bool) -> bool:
         missing = count_missing_state_bytes(run) if is_searching else 0
         momenta = torch.empty(missing, dtype=torch.uint8, device=run.fabric.device)
         with attribute_to_model("in its first pass", run.resolved.micro_batch):
-            run_pass(run, rows)
+            run_pass(run, console, rows)
         del momenta
     except ModelError as error:
         fits = not (is_searching and run.resolved.micro_batch > 1 and is_out_of_memory(error.__cause__))
@@ -137,7 +136,7 @@ def count_row_gradient_bytes(run: Run) -> int:
     return sum(ROW_GRADIENTS * FP32 * tokens * memory.table[0].numel() for memory in run.objective.memories)
 
 
-def run_pass(run: Run, rows: torch.Tensor) -> None:
+def run_pass(run: Run, console: Console, rows: torch.Tensor) -> None:
     """Forward and backward as in training, forward as in evaluation.
 
     Raise `CompilationError` if only the compiled model fails.
@@ -153,7 +152,8 @@ def run_pass(run: Run, rows: torch.Tensor) -> None:
             ) from error
         if not is_graph_break(error):
             raise
-        # A model that does not compile as one graph is compiled as several.
+        line = f"the model is compiled as several graphs: {to_one_line(error)[:MAX_REASON]}"
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
         compile_objective(run.objective, run.resolved, fullgraph=False)
         run_forward_backward(run, rows)
     if run.resolved.compile:

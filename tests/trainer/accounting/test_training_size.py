@@ -198,6 +198,8 @@ def test_limit_covers_every_larger_card_and_unknown_ones_have_no_estimate() -> N
         assert NIGHT.estimate_seconds(gpu) < limit
     assert NIGHT.estimate_seconds("Tesla T4") > limit
     assert NIGHT.estimate_seconds("Voodoo 2") is None
+    in_fp32, suite = (ScoringWork(1e13, *passes) for passes in ((1e5, 0), (0, 1e5)))
+    assert suite.compute_limit("A100") == in_fp32.compute_limit("A100") > 2 * suite.estimate_seconds("A100")
 
 
 def test_night_on_a_cpu_takes_longer_than_its_limit_of_a_day() -> None:

@@ -12,12 +12,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from tests.support import peeking_model
 from tests.support.scored_runs import documents, write_checkpoint, write_run
 from trainer.cli.main import main
 from trainer.models import ARCHITECTURES
+from trainer.scoring import benchmark_suite, text_score
 from trainer.scoring.run_folder import RunFolder, find_checkpoint_to_score
+from trainer.scoring.tf32 import ProductPrecision
 
 
 def held_out_file(folder: Path) -> Path:
@@ -60,6 +63,21 @@ def test_score_without_lm_eval_keeps_bits_per_byte_and_names_the_benchmarks(tmp_
     assert record["bits_per_byte"] > 0
     assert (record["suite"], record["suite_missing"]) == ({}, ["blimp_sample"])
     assert "lm-eval is not installed, so the benchmarks are left out" in printed.err
+
+
+@pytest.mark.parametrize(("chosen", "within"), [("tf32", "high"), ("fp32", "highest")])
+def test_suite_is_answered_with_the_products_of_the_text(tmp_path, capsys, monkeypatch, chosen, within):
+    found = []
+
+    def run_suite(*_: Any) -> benchmark_suite.SuiteResult:
+        found.append(torch.get_float32_matmul_precision())
+        return benchmark_suite.SuiteResult({}, {}, [], {})
+
+    monkeypatch.setattr(text_score, "choose_precision", lambda *_: ProductPrecision(chosen, 1e-6, 1e-7))
+    monkeypatch.setattr(benchmark_suite, "run_suite", run_suite)
+    assert main(arguments(write_run(tmp_path / "run"), "--json", "--suite", "blimp_sample")) == 0
+    assert read_output(capsys)["checks"]["products"]["precision"] == chosen
+    assert found == [within]
 
 
 @pytest.mark.slow

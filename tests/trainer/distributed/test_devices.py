@@ -31,10 +31,12 @@ FIRST_USE_OF_CUDA = """
 import os, sys, torch
 
 def report(*_):
-    settings = os.environ.get("PYTORCH_ALLOC_CONF")
-    if torch.version.cuda:  # what the allocator itself has read, once and for all
-        settings = f"expandable_segments:{torch.cuda.memory._snapshot()['allocator_settings']['expandable_segments']}"
-    print(settings, flush=True)
+    # What the allocator itself has read, once and for all: torch 2.11 tells it in builds with CUDA alone.
+    if read := getattr(torch._C, "_accelerator_getAllocatorSettings", None):
+        print(read(), flush=True)
+    else:
+        found = torch.cuda.memory._snapshot()["allocator_settings"]["expandable_segments"]
+        print(f"expandable_segments:{found}", flush=True)
     os._exit(0)
 
 torch.cuda.is_available, torch.cuda.device_count = lambda: True, lambda: 1

@@ -17,7 +17,7 @@ from trainer.models.base import LanguageModel
 from trainer.scoring import text_score, tf32
 from trainer.scoring.model_scorer import ModelScorer, replace_later_tokens
 from trainer.scoring.text_score import describe_checks
-from trainer.scoring.tf32 import compare_precisions, use_tf32
+from trainer.scoring.tf32 import compare_precisions, round_products
 
 
 class FixedLogits(LanguageModel):
@@ -125,16 +125,12 @@ def test_replaced_rows_keep_tokens_up_to_their_position() -> None:
 WINDOWS, WINDOW_LENGTH = 32, 64
 
 
-@pytest.mark.parametrize(("device", "within"), [("cuda", "high"), ("cpu", "highest")])
-def test_only_products_on_a_gpu_round_to_tf32(device: str, within: str) -> None:
+@pytest.mark.parametrize(("precision", "within"), [("tf32", "high"), ("fp32", "highest")])
+def test_products_are_rounded_within_the_block_alone(precision: str, within: str) -> None:
     before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
-    try:
-        with use_tf32(torch.device(device)):
-            assert torch.get_float32_matmul_precision() == within
-        assert torch.get_float32_matmul_precision() == "highest"
-    finally:
-        torch.set_float32_matmul_precision(before)
+    with round_products(precision):
+        assert torch.get_float32_matmul_precision() == within
+    assert torch.get_float32_matmul_precision() == before
 
 
 @pytest.mark.parametrize(
@@ -161,10 +157,10 @@ def test_record_says_how_products_were_rounded(monkeypatch: pytest.MonkeyPatch, 
     passes: list[float] = []
 
     @contextmanager
-    def scale_head(_: torch.device) -> Iterator[None]:
+    def scale_head(precision: str) -> Iterator[None]:
         head = scorer.model.get_parameter("head.weight").data
         exact = head.clone()
-        head.mul_(scale)
+        head.mul_(scale if precision == "tf32" else 1.0)
         scorer.unload()
         try:
             yield
@@ -180,7 +176,7 @@ def test_record_says_how_products_were_rounded(monkeypatch: pytest.MonkeyPatch, 
 
     monkeypatch.setattr(tf32, "has_tf32", lambda device: True)
     for module in (tf32, text_score):
-        monkeypatch.setattr(module, "use_tf32", scale_head)
+        monkeypatch.setattr(module, "round_products", scale_head)
     monkeypatch.setattr(ModelScorer, "score_rows", record_scale)
     found = describe_checks(score_tokens(scorer, make_texts(40)))["products"]
     is_tf32 = scale < 1.01

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from torch import Tensor, fx
 from torch._dynamo.backends.debugging import aot_eager
 from torch._functorch.aot_autograd import aot_module_simplified, make_boxed_func
 
-from tests.support.traced_models import build_pair, compute_loss, sample_rows
+from tests.support.traced_models import build_pair, compute_gradients, compute_loss, sample_rows
 from trainer.config.parsing import parse_config
 from trainer.config.train_config import resolve_config
 from trainer.errors import ExitCode
@@ -29,6 +28,7 @@ from trainer.graph.tables import look_up
 from trainer.models import ARCHITECTURES
 from trainer.ops import balance, elementwise, recurrence
 from trainer.ops.attention import attention
+from trainer.ops.ngram_memory import read_ngram_memory
 from trainer.training import compilation
 from trainer.training.objective import Objective
 
@@ -39,10 +39,14 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::SyntaxWarning"),
 ]
 TOLERANCES = {torch.float32: 5e-4, torch.bfloat16: 5e-2}  # in fp32, the weight of a mixture's smear is the largest
-QUICK = ("gpt", torch.float32)
+MEMORY = {"memory_rows": 50}
 MODELS = [
-    pytest.param(arch, dtype, id=f"{arch}-{dtype}", marks=[] if (arch, dtype) == QUICK else pytest.mark.slow)
-    for arch in ARCHITECTURES
+    pytest.param(
+        *(arch, fields, dtype),
+        id="-".join([arch, *fields, str(dtype)]),
+        marks=[] if (arch, dtype) == ("gpt", torch.float32) else pytest.mark.slow,
+    )
+    for arch, fields in (*((arch, {}) for arch in ARCHITECTURES), ("gpt", MEMORY))
     for dtype in TOLERANCES
 ]
 
@@ -51,17 +55,6 @@ MODELS = [
 def compile_without_code_generation(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compilation, "BACKEND", "aot_eager")
     torch.compiler.reset()
-
-
-def compute_gradients(objective: Objective, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Return the loss and the gradients of all weights."""
-    objective.zero_grad()
-    autocast = nullcontext() if dtype == torch.float32 else torch.autocast("cpu", dtype)
-    with autocast:
-        loss = objective(*sample_rows())
-    loss.backward()
-    gradients = {name: p.grad.clone() for name, p in objective.named_parameters() if p.grad is not None}
-    return {"loss": loss.detach(), **gradients}
 
 
 def assert_close(found: Tensor, wanted: Tensor, tolerance: float, name: str) -> None:
@@ -83,9 +76,12 @@ def assert_compiled_equal(objective: Objective, dtype: torch.dtype, arch: str = 
     return found
 
 
-@pytest.mark.parametrize(("arch", "dtype"), MODELS)
-def test_compiled_gradients_of_architecture_equal_eager_ones(arch: str, dtype: torch.dtype) -> None:
-    assert_compiled_equal(Objective(build_pair(arch).graph), dtype, arch)
+@pytest.mark.parametrize(("arch", "fields", "dtype"), MODELS)
+def test_compiled_gradients_of_architecture_equal_eager_ones(
+    arch: str, fields: dict[str, int], dtype: torch.dtype
+) -> None:
+    found = assert_compiled_equal(Objective(build_pair(arch, **fields).graph), dtype, arch)
+    assert ("memory.table" in found) == (fields == MEMORY)
 
 
 def balance_gates(gates: Tensor) -> Tensor:
@@ -103,17 +99,22 @@ GAIN = torch.rand(4) + 0.5
 TOKENS = torch.randint(0, 64, (64,))
 OPERATORS: dict[str, Callable[[Tensor], Tensor]] = {
     "attention": lambda x: attention(*(3 * [x.transpose(1, 2)])),
-    "window": lambda x: attention(*(3 * [x.transpose(1, 2)]), window=3),
+    "attention with a window": lambda x: attention(*(3 * [x.transpose(1, 2)]), window=3),
     "norm": elementwise.norm,
-    "norm with gain": lambda x: elementwise.norm(x, GAIN),
+    "norm with a gain": lambda x: elementwise.norm(x, GAIN),
     "rotate": lambda x: elementwise.rotate(x, COSINE, SINE),
     "squared_relu": elementwise.squared_relu,
     "softcap": lambda x: elementwise.softcap(x, 15.0),
     "look_up": lambda x: look_up(x.flatten(0, 2), TOKENS),
     "cast_for_autocast": lambda x: elementwise.cast_for_autocast(x).float(),
+    "ngram_memory": lambda x: read_ngram_memory(TOKENS.view(8, 8), x, [1, 2]),  # compiled, its rows were read before
     "balance_load": balance_gates,
     "recurrence": lambda x: carry_state(x.float()),
 }
+
+
+def test_gradients_of_all_operators_are_compared() -> None:
+    assert {name.removeprefix("dailytrain::") for name in elementwise.LIBRARY._op_defs} <= OPERATORS.keys()
 
 
 @pytest.mark.parametrize("dtype", [pytest.param(torch.float32, marks=pytest.mark.slow), torch.bfloat16], ids=str)

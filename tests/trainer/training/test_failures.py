@@ -14,7 +14,7 @@ from torch._dynamo import config as dynamo_config
 from torch._inductor.exc import InductorError
 
 from tests.support import failing_models
-from tests.support.metrics_lines import numbers
+from tests.support.metrics_lines import lines, numbers
 from tests.support.tiny import TINY_TRAINING
 from trainer.checkpoint.files import get_checkpoint_step
 from trainer.checkpoint.store import find_latest_checkpoint, get_checkpoint_path
@@ -26,13 +26,13 @@ Train = Callable[..., int]
 
 
 @pytest.fixture
-def fail(monkeypatch: pytest.MonkeyPatch, dataset_folder: Path, tmp_path: Path) -> Callable[[str], int]:
+def fail(monkeypatch: pytest.MonkeyPatch, dataset_folder: Path, tmp_path: Path) -> Callable[..., int]:
     """Return a function that trains a model with the given failure."""
     monkeypatch.setitem(ARCHITECTURES, "failing", "tests.support.failing_models")
 
-    def start(way: str) -> int:
+    def start(way: str, *more: str) -> int:
         monkeypatch.setattr(failing_models, "WAY", way)
-        flags = ["--arch", "failing", "--budget", "20steps", "--checkpoint-every", "1steps", *TINY_TRAINING]
+        flags = ["--arch", "failing", "--budget", "20steps", "--checkpoint-every", "1steps", *TINY_TRAINING, *more]
         return main(["--dataset", str(dataset_folder), "--out", str(tmp_path), *flags])
 
     return start
@@ -48,7 +48,7 @@ def fail(monkeypatch: pytest.MonkeyPatch, dataset_folder: Path, tmp_path: Path) 
     ],
 )
 def test_model_failure_exits_3_and_names_cause(
-    fail: Callable[[str], int], tmp_path: Path, way: str, sentence: str, capsys: pytest.CaptureFixture[str]
+    fail: Callable[..., int], tmp_path: Path, way: str, sentence: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert fail(way) == 3
     failure = json.loads((tmp_path / "failure.json").read_text())
@@ -153,7 +153,7 @@ def test_metrics_write_error_is_full_disk(train: Train, tmp_path: Path, capsys: 
 
 @pytest.mark.slow
 def test_out_of_memory_prints_one_line_and_run_resumes(
-    fail: Callable[[str], int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    fail: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert fail("memory") == 3
     errors = capsys.readouterr().err
@@ -183,3 +183,26 @@ def test_runs_of_one_process_do_not_count_against_each_others_compilations(
     with dynamo_config.patch(recompile_limit=2):  # a run needs two: with gradients and without
         codes = [train(tmp_path / str(length), *flags, length) for length in (16, 32)]
     assert codes == [0, 0]
+
+
+def test_run_says_once_why_its_model_is_compiled_as_several_graphs(
+    fail: Callable[..., int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(compilation, "BACKEND", "aot_eager")
+    assert fail("counting", "--train.compile", "true", "--budget", "2steps") == 0
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "several graphs" in line]
+    assert "tests/support/failing_models.py" in line
+
+
+def test_short_last_batch_of_an_evaluation_is_not_compiled_again(
+    train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compilation, "BACKEND", "aot_eager")
+    losses = []
+    for is_compiled in (True, False):
+        out = tmp_path / str(is_compiled)
+        flags = ("--train.compile", is_compiled, "--train.micro-batch", "4", "--train.dev-tokens", 7 * 32)
+        with dynamo_config.patch(recompile_limit=2):
+            assert train(out, "--budget", "1steps", *flags) == 0
+        losses.append([row["loss"] for row in lines(out, "dev")])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
