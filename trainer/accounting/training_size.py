@@ -244,9 +244,9 @@ def add_memory(size: ModelSize, model: Mapping[str, Any]) -> ModelSize:
     """Return the size of the baseline with the n-gram memory of its configuration."""
     if not model.get("memory_rows"):
         return size
-    named, width = model.get("memory_blocks", "all"), model.get("memory_width", 0)
+    named, width = str(model.get("memory_blocks", "all")), model.get("memory_width", 0)
     blocks = {"all": size.depth, "none": 0}.get(named, len(set(named.split(","))))
-    rows = model["memory_rows"] * len(model.get("memory_orders", "2,3").split(","))
+    rows = model["memory_rows"] * len(str(model.get("memory_orders", "2,3")).split(","))
     slices = blocks + 1 if width else 1
     row = slices * (width or size.width)
     projection = width * size.width if width not in (0, size.width) else 0

@@ -50,9 +50,9 @@ def configure_model(
 
 
 def convert_field(name: str, value: Any, default: Any) -> Any:
-    """Return a configured value with the type of the field's default: whole numbers become `float` where it is one."""
-    if isinstance(default, float) and type(value) is int:
-        return float(value)
+    """Return a configured value with the type of the field's default: a number becomes a `float` or text."""
+    if isinstance(default, float | str) and type(value) in (int, type(default)):
+        return type(default)(value)
     if type(value) is not type(default):
         raise ConfigError(f"model.{name} cannot be {value!r}: it is of type {type(default).__name__}")
     return value

@@ -28,6 +28,7 @@ from trainer.accounting.training_size import (
     explain_too_large,
 )
 from trainer.checkpoint.store import write_checkpoint
+from trainer.config.model_config import convert_field
 from trainer.graph.model import build_model
 from trainer.graph.summary import describe_traced
 from trainer.graph.trace import trace_architecture
@@ -67,12 +68,19 @@ def test_computed_size_equals_model(arch: str, depth: int, vocabulary: int) -> N
 
 @pytest.mark.parametrize(
     "fields",
-    [{}, {"memory_orders": "3", "memory_blocks": "none"}, {"memory_width": 16, "memory_blocks": "0,3"}],
-    ids=["whole rows", "embedding alone", "slices"],
+    [
+        {},
+        {"memory_orders": "3", "memory_blocks": "none"},
+        {"memory_width": 16, "memory_blocks": "0,3"},
+        {"memory_orders": 2, "memory_blocks": 1},  # as the command line reads numbers
+    ],
+    ids=["whole rows", "embedding alone", "slices", "numbers"],
 )
 def test_computed_size_of_a_memory_equals_model(fields: dict[str, object]) -> None:
     module, fields = load_architecture("gpt"), {"memory_rows": 10_000, **fields}
-    config = dataclasses.replace(module.Config.sized(4, 512, 1024), **fields)
+    sized = module.Config.sized(4, 512, 1024)
+    options = {name: convert_field(name, value, getattr(sized, name)) for name, value in fields.items()}
+    config = dataclasses.replace(sized, **options)
     with torch.device("meta"):
         model = module.Model(config)
     size = compute_model_size({"model": {"depth": 4, **fields}}, vocabulary_size=512)
