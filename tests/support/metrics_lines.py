@@ -15,6 +15,10 @@ def lines(out: Path, *kinds: str) -> list[dict[str, Any]]:
     return [row for row in rows if not kinds or row["kind"] in kinds]
 
 
+def dev_losses(out: Path) -> list[float]:
+    return [row["loss"] for row in lines(out, "dev")]
+
+
 def numbers(out: Path) -> list[dict[str, Any]]:
     """Return the reproducible fields of train and dev lines."""
     return [{k: v for k, v in row.items() if k not in CLOCK} for row in lines(out, "train", "dev")]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import re
 import sys
 import tomllib
@@ -22,13 +21,9 @@ OPTIONAL = {"triton", "flash_attn"}  # comes with torch's builds for NVIDIA's GP
 
 
 def list_imported_packages() -> set[str]:
-    found: set[str] = set()
-    for path in (REPOSITORY / "trainer").rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Import):
-                found |= {alias.name.partition(".")[0] for alias in node.names}
-            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-                found.add(node.module.partition(".")[0])
+    pattern = re.compile(r"^ *(?:import (\w+)[\w.]*(?: as \w+)?$|from (\w+)[\w.]* import )", re.MULTILINE)
+    texts = (path.read_text() for path in (REPOSITORY / "trainer").rglob("*.py"))
+    found = {first or second for text in texts for first, second in pattern.findall(text)}
     return found - sys.stdlib_module_names - {"trainer"}
 
 

@@ -1,18 +1,16 @@
-"""`benchmarks/peers.py`: both sides are tuned alike, runs are kept, and multipliers are read off the peer's ladder."""
+"""`benchmarks/peers.py`: interrupted runs resume, and multipliers are read off the peer's ladder."""
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from torch import Tensor
 
 from benchmarks import peers
-from benchmarks.contenders import base, nanochat, ours
+from benchmarks.contenders import base, ours
 from benchmarks.contenders.base import Factors, Plan, Size
 from benchmarks.contenders.results import Entry, Trainer
 from trainer.data.dataset import Dataset
@@ -20,21 +18,6 @@ from trainer.data.dataset import Dataset
 pytestmark = pytest.mark.slow
 
 SIZE = Size(1, 64, 4e9)
-
-
-class Constant:
-    """A contender whose loss never changes."""
-
-    flops_per_token, parameters, steps, parts = 1e6, 0, 5, ()
-
-    def __init__(self, plan: Plan, memory_rows: int = 0) -> None:
-        self.plan = plan
-
-    def train_step(self, inputs: Tensor, targets: Tensor, step: int) -> float:
-        return math.nan if self.plan.factors.matrices > 2 else 1.0
-
-    def compute_losses(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        return torch.ones(targets.numel())
 
 
 def test_interrupted_run_resumes_to_the_same_result(
@@ -89,39 +72,3 @@ def test_compare_size_finds_multiplier_in_flops_and_seconds() -> None:
     assert row["eager_seconds"]["cm"] == pytest.approx(2.6, rel=1e-3)
     assert "1.30 (1." in peers.format_table([row])
     assert "not measured" in peers.format_table([row])
-
-
-def test_main_tunes_trains_and_prints_the_table(
-    corpus_folder: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    def measure_cpu_seconds(entries: Any, *_: Any) -> dict[str, Any]:
-        return {entry.name: {"median": 1e-6, "rounds": [1e-6]} for entry in entries}
-
-    monkeypatch.setenv("DAILYTRAIN_CACHE", str(tmp_path))
-    monkeypatch.setattr(peers, "SIZES", (SIZE,))
-    monkeypatch.setattr(peers, "measure_cpu_seconds", measure_cpu_seconds)
-    monkeypatch.setattr(ours, "OurGPT", Constant)
-    monkeypatch.setattr(nanochat, "Nanochat", lambda plan, path: Constant(plan))
-    monkeypatch.setattr(nanochat, "FILES", ())
-    monkeypatch.setattr(nanochat, "import_classes", lambda path: None)
-    flags = ["--nanochat", "checkout", "--corpus", f"files:{corpus_folder}/*.txt", "--tokenizer", "bpe:320"]
-    flags += ["--trials", "2", "--out", str(tmp_path / "peers.jsonl")]
-    assert peers.main(flags) == 0
-    first = (tmp_path / "peers.jsonl").read_text()
-    rows = [json.loads(line) for line in first.splitlines()]
-    names = ["gpt", "gpt, 262,144 rows", "gpt, 524,288 rows"]
-    ladder = [("nanochat", share) for share in (0.5, 1, 2)] + [(name, 1) for name in names]
-    runs = [row for row in rows if "speed" not in row]
-    assert [(run["entry"], run["budget"] / SIZE.budget) for run in runs[:6]] == ladder
-    # The first trials are runs of the first look; the peer's second may be its best.
-    assert {run["entry"] for run in runs if run["part"] == "search"} == {"nanochat", "gpt", "gpt, 262,144 rows"}
-    # All losses of ours are equal, so that theirs are the rates to start from.
-    assert [run["seed"] for run in runs if run["entry"] == "gpt" and run["part"] == "ladder"] == [1, 2, 3]
-    printed = capsys.readouterr().out
-    assert printed.count("| 1x64 | 4e+09 | gpt, 524,288 rows |") == 3
-    assert printed.count("Rates tuned here") == 1  # not before there are any
-    assert peers.main([*flags, "--report"]) == 0
-    assert (tmp_path / "peers.jsonl").read_text() == first

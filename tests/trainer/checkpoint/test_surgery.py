@@ -10,15 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.support.metrics_lines import lines
+from tests.support.metrics_lines import dev_losses
 from trainer.checkpoint import surgery
 from trainer.errors import UserError
 from trainer.models import rwkv5
 from trainer.train import main
-
-
-def dev_losses(out: Path) -> list[float]:
-    return [row["loss"] for row in lines(out, "dev")]
 
 
 def test_conversion_to_next_version_is_exact() -> None:

@@ -6,60 +6,11 @@ import io
 import os
 import signal
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
-from torch import Tensor
 
 from trainer.cli import chat
-from trainer.cli.chat import Conversation, InterruptHandler, stop_at
-from trainer.data.tokenizer import Tokenizer, load_tokenizer
-from trainer.inference.sampling import Sampler
-from trainer.models.base import LanguageModel
-
-
-@pytest.fixture(scope="module")
-def tokenizer(dataset_folder: Path) -> Tokenizer:
-    return load_tokenizer(dataset_folder / "tokenizer.json")
-
-
-class ScriptedModel(LanguageModel):
-    """Repeats one text, and records the tokens that it has read."""
-
-    bounded = False
-
-    def __init__(self, text: list[int], vocabulary_size: int) -> None:
-        super().__init__()
-        self.rows = torch.nn.Parameter(torch.nn.functional.one_hot(torch.tensor(text), vocabulary_size).float() * 1000)
-        self.position = 0
-        self.read: list[int] = []
-
-    def advance(self, tokens: Tensor, state: Any = None) -> tuple[Tensor, Any]:
-        self.read.extend(tokens[0].tolist())
-        row = self.rows[self.position % len(self.rows)]
-        self.position += 1
-        return row.expand(1, tokens.size(1), -1), self
-
-    def logits(self, features: Tensor) -> Tensor:
-        return features
-
-
-def build_conversation(tokenizer: Tokenizer, says: str) -> Conversation:
-    model = ScriptedModel([*tokenizer.encode(says)], tokenizer.vocabulary_size)
-    return Conversation(model, tokenizer, 64, Sampler())
-
-
-def test_answer_ends_at_users_next_line_and_each_token_is_read_once(tokenizer: Tokenizer) -> None:
-    conversation = build_conversation(tokenizer, " I do.\nUser:")
-    assert "".join(conversation.generate_answer("Who sees the cat?", 50)) == " I do."
-    assert "".join(conversation.generate_answer("Who else?", 50)) == " I do."
-    expected = "User: Who sees the cat?\nAssistant: I do.\nUser: Who else?\nAssistant: I do.\nUser:"
-    assert tokenizer.decode(conversation.generator.text) == expected
-    assert conversation.model.read == conversation.generator.text[: len(conversation.model.read)]
-    conversation.reset()
-    "".join(conversation.generate_answer("me", 1))
-    assert tokenizer.decode(conversation.generator.text).startswith("User: me\nAssistant:")
+from trainer.cli.chat import InterruptHandler, stop_at
 
 
 @pytest.mark.parametrize(

@@ -141,12 +141,6 @@ def test_flag_overrides_file_and_file_overrides_preset(tmp_path: Path) -> None:
     assert parse_preset(tmp_path, "--config", str(file), "--preset", "cpu-demo").tokenizer == "bpe:8192"
 
 
-def test_base_checkpoint_keeps_shape_and_takes_preset_rows(tmp_path: Path, tiny_run: Path) -> None:
-    config = parse_preset(tmp_path, "--preset", "cpu-demo", "--from", str(tiny_run))
-    assert (config.model, config.train.sequence_length, config.budget) == ({"depth": 2}, 256, "3m")
-    assert config.tokenizer == str(tiny_run / "tokenizer.json")
-
-
 RECIPE = Recipe(
     groups=(
         ParameterGroup("embedding", ("embedding.*",), "adamw", learning_rate=0.1),

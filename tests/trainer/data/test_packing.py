@@ -87,10 +87,6 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     return prepare_dataset("python-docs", "bpe:512", tmp_path_factory.mktemp("data") / "dataset", 60_000)
 
 
-def loader(dataset: Dataset, batch: int = 4, seed: int = 1, **ranks: int) -> DocumentLoader:
-    return DocumentLoader(dataset, "train", batch, 64, seed, **ranks)
-
-
 def get_rows(batch: Batch) -> list[list[int]]:
     """Return rows of T + 1 tokens: inputs and the last target."""
     inputs, targets = batch
@@ -103,7 +99,7 @@ def test_row_begins_with_a_document(dataset: Dataset) -> None:
     whole = [tuple(stream.read_tokens(a, b - a).tolist()) for a, b in itertools.pairwise(places)]
     assert len(whole) == dataset.manifest["splits"]["train"]["documents"]
     beginnings = {document[: n + 1] for document in whole for n in range(min(len(document), 65))}
-    loading = loader(dataset)
+    loading = DocumentLoader(dataset, "train", 4, 64, seed=1)
     for _ in range(20):
         for row in get_rows(loading.next_batch()):
             assert row[0] == end

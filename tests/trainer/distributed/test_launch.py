@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,7 +16,7 @@ import pytest
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from tests.support.tiny import TINY
-from tests.support.waits import WAIT_SECONDS
+from tests.support.waits import WAIT_SECONDS, wait_until
 from trainer.checkpoint.store import find_latest_checkpoint
 from trainer.distributed.launch import explain_failures
 from trainer.train import ERROR_FILE, report_to_launcher
@@ -38,11 +37,8 @@ def start_run(dataset: Path, out: Path, *flags: str) -> Iterator[subprocess.Pope
 
 
 def wait_for_checkpoint(process: subprocess.Popen[bytes], out: Path) -> None:
-    deadline = time.monotonic() + WAIT_SECONDS
-    while find_latest_checkpoint(out) is None:
-        assert process.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_until(lambda: process.poll() is not None or find_latest_checkpoint(out))
+    assert process.poll() is None
 
 
 def find_worker(parent: int, rank: int) -> int:

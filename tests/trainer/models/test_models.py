@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from tests.support.gpt_models import OPTIONS
 from trainer.models import ARCHITECTURES, UnknownArchitectureError, load_architecture, nanogpt
@@ -142,37 +141,35 @@ def test_nanogpt_depth_12_has_gpt2_size() -> None:
     assert sum(p.numel() for p in model.parameters()) == 124_439_808 + 47 * 768
 
 
-def compute_gpt2_logits(weights: dict[str, Tensor], tokens: Tensor) -> Tensor:
-    """An independent GPT-2, written from its description, for 2 blocks of 4 heads."""
-    x = weights["embedding.weight"][tokens] + weights["positions.weight"][: tokens.size(1)]
-
-    def normalize(name: str, x: Tensor) -> Tensor:
-        centered = x - x.mean(-1, keepdim=True)
-        scale = (x.var(-1, correction=0, keepdim=True) + 1e-5).sqrt()
-        return centered / scale * weights[f"{name}.weight"] + weights[f"{name}.bias"]
-
-    def linear(name: str, x: Tensor) -> Tensor:
-        return x @ weights[f"{name}.weight"].T + weights[f"{name}.bias"]
-
-    for block in ("blocks.0", "blocks.1"):
-        joint = linear(f"{block}.query_key_value", normalize(f"{block}.norm_1", x))
-        heads = []
-        for head in range(4):
-            query, key, value = (part[..., 8 * head : 8 * head + 8] for part in joint.split(32, dim=-1))
-            scores = query @ key.mT / math.sqrt(8)
-            later = torch.ones_like(scores, dtype=torch.bool).triu(1)
-            heads.append(scores.masked_fill(later, -math.inf).softmax(-1) @ value)
-        x = x + linear(f"{block}.output", torch.cat(heads, dim=-1))
-        hidden = linear(f"{block}.up", normalize(f"{block}.norm_2", x))
-        x = x + linear(f"{block}.down", hidden * (1 + torch.erf(hidden / math.sqrt(2))) / 2)
-    return normalize("norm", x) @ weights["embedding.weight"].T[:, :100]
+GPT2_NAMES = {
+    "embedding": "wte",
+    "positions": "wpe",
+    "blocks": "h",
+    "norm_1": "ln_1",
+    "norm_2": "ln_2",
+    "norm": "ln_f",
+    "query_key_value": "attn.c_attn",
+    "output": "attn.c_proj",
+    "up": "mlp.c_fc",
+    "down": "mlp.c_proj",
+}
+"""Parts of the names of weights, as transformers has them."""
 
 
+@pytest.mark.slow
 @torch.no_grad()
-def test_nanogpt_logits_equal_gpt2_reference() -> None:
+def test_nanogpt_logits_equal_gpt2_of_transformers() -> None:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
     torch.manual_seed(0)
     model = nanogpt.Model(nanogpt.Config(100, 16, depth=2, width=32, heads=4))
+    sizes = {"vocab_size": 100, "n_positions": 16, "n_embd": 32, "n_layer": 2, "n_head": 4}
+    reference = GPT2LMHeadModel(GPT2Config(**sizes, activation_function="gelu")).eval()
     for parameter in model.parameters():
         parameter.add_(0.1 * torch.randn_like(parameter))
+    for name, value in model.state_dict().items():
+        theirs = ".".join(GPT2_NAMES.get(part, part) for part in name.split("."))
+        value = value.T if ".c_" in theirs and value.ndim == 2 else value[:100] if theirs == "wte.weight" else value
+        reference.transformer.get_parameter(theirs).copy_(value)
     tokens = torch.randint(0, 100, (2, 16))
-    torch.testing.assert_close(model(tokens), compute_gpt2_logits(model.state_dict(), tokens), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(model(tokens), reference(tokens).logits, rtol=1e-4, atol=1e-4)

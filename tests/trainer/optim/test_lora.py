@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.support.metrics_lines import lines
+from tests.support.metrics_lines import dev_losses
 from tests.support.tiny import TINY
 from trainer.checkpoint.files import load_weights
 from trainer.checkpoint.store import find_latest_checkpoint, load_checkpoint_weights, read_run
@@ -31,10 +31,6 @@ def adapted_run(tiny_run: Path, dataset_folder: Path, tmp_path_factory: pytest.T
     flags = ["--dataset", str(dataset_folder), "--from", str(tiny_run), *FLAGS, *TINY]
     assert main(["--out", str(out), *flags]) == 0
     return out
-
-
-def dev_losses(run: Path) -> list[float]:
-    return [row["loss"] for row in lines(run, "dev")]
 
 
 def small(name: str) -> LanguageModel:

@@ -194,7 +194,6 @@ def test_files_in_memory_have_a_limit(run: Callable[..., EndedProcess]) -> None:
 
 
 EXCEEDING = {
-    "many files": ("disk", "for n in range(300): open(f'{n}', 'wb').write(bytes(100_000))\ntime.sleep(60)"),
     "deleted mapped file": (
         "disk",
         """

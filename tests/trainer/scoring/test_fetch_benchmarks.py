@@ -9,14 +9,13 @@ import os
 import re
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
 from tests.support.dataset_hub import serve_datasets
+from tests.support.http_server import Handler, run_server
 from tests.support.hub_server import git_id
 from tests.support.waits import WAIT_SECONDS
 from trainer.scoring import benchmark_tasks, fetch_benchmarks
@@ -72,26 +71,21 @@ def test_split_of_a_pinned_revision_is_downloaded_and_what_lacks_is_named(tmp_pa
     assert fetch(tmp_path / "data", "copa", "http://127.0.0.1:9").returncode == 0, "it is there already"
 
 
+class RawHandler(Handler):
+    files: dict[str, bytes]
+
+    def do_GET(self) -> None:
+        content = self.files.get(self.path)
+        self.send(200 if content is not None else 404, content or b"")
+
+
 @pytest.fixture
 def raw(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, bytes]]:
     """Files of GitHub by address path."""
     files: dict[str, bytes] = {}
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            content = files.get(self.path)
-            self.send_response(200 if content is not None else 404)
-            self.end_headers()
-            self.wfile.write(content or b"")
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        monkeypatch.setattr(fetch_benchmarks, "RAW_URL", f"http://127.0.0.1:{server.server_port}")
+    with run_server(RawHandler, files=files) as url:
+        monkeypatch.setattr(fetch_benchmarks, "RAW_URL", url)
         yield files
-        server.shutdown()
 
 
 def test_git_file_is_compared_with_the_id_of_its_content(raw: dict[str, bytes]) -> None:

@@ -16,14 +16,13 @@ from typing import Any
 import pytest
 
 import trainer
-from tests.support.traced_models import build_config
 from trainer.cli import smoke as command
 from trainer.cli.smoke import Findings
 from trainer.data.dataset import Dataset
 from trainer.errors import ExitCode, ModelError, UserError
 from trainer.graph.foreign_files import read_and_count
 from trainer.graph.reading import read_traced
-from trainer.models import ARCHITECTURES, load_architecture
+from trainer.models import ARCHITECTURES
 from trainer.protocol import GRAPH_FILES, SmokeResult
 from trainer.sandbox import get_driver
 from trainer.smoke import child, traced_files
@@ -171,7 +170,10 @@ LATER = [
         "it cannot be traced: AssertionError: too many words (FILE, line 30).",
     ),
     ("learns", "learning_rate=0.03", "learning_rate=1e30", "The loss became nan at step "),
-    ("learns", "learning_rate=0.03", "learning_rate=0.0", "The loss does not fall: 5.78 nats a token before"),
+    pytest.param(
+        *("learns", "learning_rate=0.03", "learning_rate=0.0", "The loss does not fall: 5.78 nats a token before"),
+        marks=pytest.mark.slow,
+    ),
 ]
 
 
@@ -283,10 +285,3 @@ def test_wrong_generation_and_high_first_loss_are_hints(smoke: Smoke) -> None:
     assert [check.passed for check in found.checks] == [True, True, False], "only the training is too slow"
     (hint,) = list_hints(TraceReport(), TrainingResult(40, 1.0, 1.0, 1, (9.0, 5.0)), 320)
     assert hint.startswith("It starts at 9.0 nats a token, where a uniform guess is 5.8")
-
-
-@pytest.mark.parametrize("name", ARCHITECTURES)
-def test_own_architecture_generates_what_its_features_say(name: str) -> None:
-    config = build_config(name)
-    difference, size = child.compare_generation(load_architecture(name).Model(config), config)
-    assert difference <= child.GENERATION_TOLERANCE * size

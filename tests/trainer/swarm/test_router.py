@@ -124,17 +124,6 @@ def test_moves_end_and_never_slow_the_swarm(speeds: list[list[float]]) -> None:
         assert all(stages.values())
 
 
-@settings(deadline=None, max_examples=50)
-@given(st.integers(2, 6), st.integers(4, 12), st.randoms())
-def test_equal_peers_are_spread_evenly(stages: int, each: int, chance) -> None:
-    rows: dict[int, dict[str, float]] = {stage: {} for stage in range(stages)}
-    for number in range(stages * each):
-        rows[chance.randrange(stages)][str(number)] = 1.0
-    while move := propose_move(rows, gain=0.0):
-        rows = apply_move(rows, move)
-    assert {len(row) for row in rows.values()} == {each}
-
-
 def test_stage_short_of_peers_comes_first_and_a_small_gain_gives_no_move() -> None:
     stages = {0: {"a": 9.0}, 1: {"b": 1.0, "c": 1.0, "d": 1.0}, 2: {"e": 0.1, "f": 0.1}}
     move = propose_move(stages)

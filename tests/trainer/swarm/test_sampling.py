@@ -124,14 +124,6 @@ def test_second_text_of_a_label_and_fifth_of_all_are_refused(dataset_folder: Pat
     asyncio.run(sample())
 
 
-@pytest.mark.slow
-def test_sample_without_workers_of_a_stage_says_which(dataset_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    config = build_tiny_config(Dataset.open(dataset_folder))
-    with LocalSwarm(config, dataset_folder, [], FaultPlan()) as empty:
-        assert sample(empty.wait_for_address() and empty.folder) == 2
-    assert "no worker is at stage 1, 2; try again when one has joined" in capsys.readouterr().err
-
-
 def test_text_and_refusal_of_the_network_are_shown_without_control_characters() -> None:
     assert drop_control_characters("a\x1b[2J\tb\r\nc\x07\u202eé") == "a[2J\tb\ncé"
     refusal = CallRefusedError("deadline", "a text may take 600 s")

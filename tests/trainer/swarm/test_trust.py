@@ -270,7 +270,7 @@ def test_idle_peer_with_a_sum_is_banned(dataset_folder: Path, tmp_path: Path) ->
     assert list_sanctions(dataset_folder, tmp_path, FalseSumExchange) == [("1", why)]
 
 
-@pytest.mark.parametrize("workers", [2, 3])
+@pytest.mark.parametrize("workers", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_peer_whose_sum_no_auditor_can_read_leaves(dataset_folder: Path, tmp_path: Path, workers: int) -> None:
     sanctions = list_sanctions(dataset_folder, tmp_path, UnreadableSumExchange, workers, audit=1.0)
     assert {label for label, _ in sanctions} == {"1"}
@@ -332,6 +332,7 @@ def train_with_refusals(dataset_folder: Path, folder: Path, refusing: Sequence[i
     train_in_process(batches, folder, [0, 0, 1, 1], dict.fromkeys(refusing, RefusingWorker))
 
 
+@slow
 def test_swarm_ends_only_when_all_of_a_stage_claim_divergence(dataset_folder: Path, tmp_path: Path) -> None:
     train_with_refusals(dataset_folder, tmp_path / "one of each", [0, 2])
     assert "end" in read_kinds(tmp_path / "one of each")

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.support.metrics_lines import lines
+from tests.support.metrics_lines import dev_losses
 from tests.support.tiny import TINY
 from trainer.checkpoint.files import list_checkpoints, load_weights
 from trainer.checkpoint.store import describe_file, find_latest_checkpoint, load_model
@@ -20,10 +20,6 @@ from trainer.data.dataset import prepare_dataset
 from trainer.train import main
 
 Train = Callable[..., int]
-
-
-def dev_losses(out: Path) -> list[float]:
-    return [row["loss"] for row in lines(out, "dev")]
 
 
 def run_json(out: Path) -> dict[str, Any]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import pytest
 
 from tests.support.metrics_lines import CLOCK, lines
 from tests.support.tiny import TINY
-from tests.support.waits import WAIT_SECONDS
+from tests.support.waits import WAIT_SECONDS, wait_until
 from trainer.checkpoint.files import get_checkpoint_step, list_checkpoints
 from trainer.checkpoint.store import find_latest_checkpoint
 
@@ -31,14 +30,14 @@ def start(dataset: Path, out: Path) -> subprocess.Popen[bytes]:
 
 def wait_for_checkpoint(process: subprocess.Popen[bytes], out: Path, after: int = 0) -> int:
     """Wait for a checkpoint after a step, and return its step."""
-    deadline = time.monotonic() + WAIT_SECONDS
-    while time.monotonic() < deadline:
+
+    def get_step() -> int:
         folder = find_latest_checkpoint(out)
-        if folder is not None and get_checkpoint_step(folder) > after:
-            return get_checkpoint_step(folder)
-        assert process.poll() is None, process.stderr and process.stderr.read().decode()
-        time.sleep(0.01)
-    raise TimeoutError("no checkpoint came")
+        return get_checkpoint_step(folder) if folder else 0
+
+    wait_until(lambda: process.poll() is not None or get_step() > after)
+    assert process.poll() is None, process.stderr and process.stderr.read().decode()
+    return get_step()
 
 
 def rows(out: Path) -> list[dict[str, Any]]:

@@ -121,27 +121,21 @@ def test_resume_on_a_smaller_machine_takes_fewer_rows_at_the_same_price(
 
 
 def test_machine_fields_stay_with_run(dataset_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    flags = (*FLAGS, "--dataset", dataset_folder, "--train.precision", "auto")
-    for chosen, stop_after in (("bf16", 2), ("fp32", None)):
-        monkeypatch.setattr(precision, "choose_precision", lambda device, threads, chosen=chosen: chosen)
-        monkeypatch.setattr(muon, "choose_precision", lambda device, chosen=chosen: chosen)
-        assert train(tmp_path, *flags, stop_after=stop_after) == (130 if stop_after else 0)
-    resolved = json.loads((tmp_path / "run.json").read_text())["config"]["resolved"]
-    assert (resolved["precision"], resolved["muon_precision"]) == ("bf16", "bf16")
-
-
-def test_thread_count_stays_with_run(dataset_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The last digits of results depend on it: a machine that is busy at the resume must not change them."""
+    """The last digits of results depend on the threads: a machine that is busy at the resume must not change them."""
     monkeypatch.setattr(loop, "count_cores", lambda: 2)
-    flags = (*FLAGS, "--dataset", dataset_folder, "--threads", "2")
+    flags = (*FLAGS, "--dataset", dataset_folder, "--train.precision", "auto", "--threads", "2")
     before = torch.get_num_threads()
     try:
-        for idle, stop_after in ((2, 2), (1, None)):
+        for chosen, idle, stop_after in (("bf16", 2, 2), ("fp32", 1, None)):
             monkeypatch.setenv("OMP_NUM_THREADS", str(idle))
+            monkeypatch.setattr(precision, "choose_precision", lambda device, threads, chosen=chosen: chosen)
+            monkeypatch.setattr(muon, "choose_precision", lambda device, chosen=chosen: chosen)
             assert train(tmp_path, *flags, stop_after=stop_after) == (130 if stop_after else 0)
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
+    resolved = json.loads((tmp_path / "run.json").read_text())["config"]["resolved"]
+    assert (resolved["precision"], resolved["muon_precision"]) == ("bf16", "bf16")
 
 
 def test_run_of_older_release_resumes(dataset_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,30 +26,6 @@ from trainer.training.run import MAX_IN_A_ROW, MIN_NORMS, SPIKE_FACTOR, Gradient
 Train = Callable[..., int]
 
 
-def log_calls(monkeypatch: pytest.MonkeyPatch, events: list[str], owner: Any, name: str, label: str) -> None:
-    function = getattr(owner, name)
-
-    def call(*arguments: Any, **options: Any) -> Any:
-        events.append(label)
-        return function(*arguments, **options)
-
-    monkeypatch.setattr(owner, name, call)
-
-
-def test_loss_is_read_while_the_next_step_is_computed(
-    train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    events: list[str] = []
-    log_calls(monkeypatch, events, loop, "accumulate_gradients", "passes")
-    log_calls(monkeypatch, events, loop, "update_weights", "update")
-    log_calls(monkeypatch, events, DeferredRead, "read", "read")
-    monkeypatch.setattr(loop, "TRAIN_LINES", 1)
-    assert train(tmp_path, "--budget", "4steps", "--train.evaluations", "1") == 0
-    assert events == ["passes", "update", *["passes", "read", "update"] * 3, "read"]
-    (line,) = lines(tmp_path, "train")
-    assert line["step"] == 4
-
-
 @pytest.mark.parametrize("is_checkpointed", [False, True], ids=["late", "before a checkpoint"])
 def test_divergence_is_found_after_the_update_and_never_saved(
     train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_checkpointed: bool

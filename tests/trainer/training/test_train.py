@@ -18,7 +18,6 @@ from trainer.checkpoint.store import find_latest_checkpoint
 from trainer.data.dataset import Dataset
 from trainer.models.gpt import Config, recipe
 from trainer.training import loop
-from trainer.training.run import Run
 
 Train = Callable[..., int]
 
@@ -61,14 +60,6 @@ def test_metrics_lines_have_all_fields(tiny_run: Path) -> None:
     rates = [row["learning_rate"] for row in train]
     schedule = recipe(Config(vocabulary_size=320, sequence_length=32)).schedule
     assert rates[-1] / max(rates) == pytest.approx(schedule.scale(29 / 30), rel=1e-3)
-
-
-@pytest.mark.parametrize(("speed", "expected"), [(5.0, 0.5), (20.0, None)])
-def test_mfu_above_the_peak_is_unknown(speed: float, expected: float | None) -> None:
-    run: Any = SimpleNamespace(
-        peak_flops=100.0, flops_per_token=10.0, window_flops_per_token=10.0, resolved=SimpleNamespace(devices=1)
-    )
-    assert Run.compute_mfu(run, speed) == {"mfu": expected, "mfu_windowed": expected}
 
 
 def test_finished_run_has_checkpoint_and_result(tiny_run: Path) -> None:
