@@ -198,13 +198,13 @@ def is_compiler_missing(error: BaseException | None) -> bool:
 
 
 def is_backend_failure(error: BaseException | None) -> bool:
-    """Return whether torch.compile's code generation, or what it started, failed; running out of memory is not that."""
+    """Return whether torch.compile itself, or what it started, failed; running out of memory is not that."""
     while error is not None:
         module, name = type(error).__module__, type(error).__name__
         inner = getattr(error, "inner_exception", None)  # of torch._dynamo's BackendCompilerFailed
         if is_out_of_memory(error) or is_out_of_memory(inner):
             return False
-        if name == "BackendCompilerFailed" or module.startswith(("torch._inductor.", "triton.")):
+        if name in ("BackendCompilerFailed", "InternalTorchDynamoError") or module.startswith(("torch._inductor.", "triton.")):
             return True
         error = error.__cause__
     return False

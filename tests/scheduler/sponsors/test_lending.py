@@ -250,7 +250,9 @@ def test_pipx_command_of_a_hopper_gpu_starts_the_node_with_and_without_a_wheel(
     client: Client, signed_in_user: User, tmp_path: Path, result: str
 ) -> None:
     node = create_lent_node(client, gpu_name="NVIDIA H100 80GB HBM3")
-    command = re.search(r'id="pipx-line"[^>]*>([^<]+)<', get_node_page(client, node))
+    page = get_node_page(client, node)
+    assert "FlashAttention 3 is included if PyTorch’s index has a wheel" in page
+    command = re.search(r'id="pipx-line"[^>]*>([^<]+)<', page)
     assert command
     programs = {
         "pipx": f'[ $1 = environment ] && exec echo {tmp_path}\necho pipx "$*"\n[ $1 != runpip ] || {result}',
@@ -289,7 +291,9 @@ def test_pipx_command_installs_the_wheel_with_what_the_node_is_lent_for(
     settings.POOL_TRACKS = "tests.scheduler.sponsors.test_lending.list_two_tracks"
     node = create_lent_node(client, **{"gpu_count": "0", "labels": "mine", **fields})
     assert (node.serves, node.serves_track) == (fields.get("serves", "everyone"), fields.get("serves_track", ""))
-    assert ("Small models only" in get_node_page(client, node)) == ("serves" in fields)
+    page = get_node_page(client, node)
+    assert ("Small models only" in page) == ("serves" in fields)
+    assert ("PyTorch’s own FlashAttention 2 is used" in page) == ("gpu_count" in fields)
     command = get_install_command(client, node, "pipx")
     wheel = f"{settings.SITE_URL}/download/dailytrain-1.2.3-py3-none-any.whl#sha256={sha256(b'a wheel').hexdigest()}"
     assert command[:4] == ["pipx", "run", "--spec", f"dailytrain[{extras}] @ {wheel}"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -89,6 +90,12 @@ def test_stopped_run_resumes_exactly(runs: Path, run: str) -> None:
     assert numbers(runs / f"{run}-stopped") == numbers(runs / run)
     stopped, whole = weights(runs / f"{run}-stopped"), weights(runs / run)
     assert all(torch.equal(stopped[name], whole[name]) for name in whole)
+
+
+def test_sharded_run_with_wrong_compiled_gradients_ends_as_the_machines_fault(runs: Path) -> None:
+    failure = json.loads((runs / "wrong/failure.json").read_text())
+    assert failure["cause"] == "infrastructure"
+    assert "torch.compile computes wrong gradients" in failure["reason"]
 
 
 def test_checkpoint_of_two_processes_resumes_with_one(runs: Path, dataset_folder: Path, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from tests.support.interrupted_runs import train
 from tests.support.tiny import TINY, TINY_RWKV5
+from tests.trainer.training.test_compiled_gradients import compile_with_zero_gradients
 from trainer import errors
 from trainer.training import compilation
 
@@ -42,6 +43,8 @@ CHUNKED = {
     for strategy, gradients in (("zero2", "truncated"), ("fsdp", "through"), ("zero2", "through"))
 }
 """RWKV-5 on rows in chunks, whose state crosses passes of the sharded module."""
+WRONG = ("--train.strategy", "fsdp", "--train.compile", "true")
+"""Flags of the run `wrong`, whose compiler computes no gradients."""
 
 
 def get_flags(run: str) -> tuple[str, ...]:
@@ -51,10 +54,13 @@ def get_flags(run: str) -> tuple[str, ...]:
 if __name__ == "__main__":
     compilation.BACKEND = "aot_eager"
     dataset, out = sys.argv[1:]
+    common = ("--devices", "2", "--dataset", dataset)
     for run, own in {**RUNS, **IN_BF16, **WITH_OPTIONS, **CHUNKED}.items():
-        flags = (*get_flags(run), "--devices", "2", "--dataset", dataset, *own)
+        flags = (*get_flags(run), *common, *own)
         tiny = TINY_RWKV5 if run in CHUNKED else TINY
         assert train(Path(out) / run, *flags, tiny=tiny) == errors.ExitCode.OK
         stopped = Path(out) / f"{run}-stopped"
         assert train(stopped, *flags, tiny=tiny, stop_after=3) == errors.ExitCode.INTERRUPTED
         assert train(stopped, *flags, tiny=tiny) == errors.ExitCode.OK
+    compilation.BACKEND = compile_with_zero_gradients
+    assert train(Path(out) / "wrong", *get_flags("wrong"), *common, *WRONG) == errors.ExitCode.INFRASTRUCTURE

@@ -11,6 +11,7 @@ from typing import NoReturn
 
 import pytest
 from torch._dynamo import config as dynamo_config
+from torch._dynamo import convert_frame
 from torch._inductor.exc import InductorError
 
 from tests.support import failing_models
@@ -94,6 +95,20 @@ def test_broken_compilation_is_infrastructure_if_the_model_runs_without(
     assert failure["cause"] == "infrastructure"
     assert all(reason in failure["reason"] and reason in errors for reason in reasons)
     assert "Traceback" not in errors
+
+
+def test_error_inside_the_compiler_is_infrastructure(
+    train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def break_guards(*arguments: object, **options: object) -> NoReturn:
+        raise RuntimeError("no guards on this Python")
+
+    monkeypatch.setattr(compilation, "BACKEND", "aot_eager")
+    monkeypatch.setattr(convert_frame, "CheckFunctionManager", break_guards)
+    assert train(tmp_path, "--budget", "2steps", "--train.compile", "true") == 1
+    failure = json.loads((tmp_path / "failure.json").read_text())
+    assert failure["cause"] == "infrastructure"
+    assert "torch.compile failed on this machine: RuntimeError: no guards" in failure["reason"]
 
 
 def test_broken_compilation_is_the_models_if_it_fails_without(

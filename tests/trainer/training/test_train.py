@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.metadata
+import io
 import json
 import math
 import time
@@ -11,13 +13,18 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+from rich.console import Console
 
 from tests.support.metrics_lines import lines, numbers
 from trainer.checkpoint.files import list_checkpoints
 from trainer.checkpoint.store import find_latest_checkpoint
+from trainer.config.parsing import parse_config
 from trainer.data.dataset import Dataset
 from trainer.models.gpt import Config, recipe
+from trainer.ops import attention
 from trainer.training import loop
+from trainer.training.checkpointing import log_run_summary
 
 Train = Callable[..., int]
 
@@ -34,6 +41,34 @@ def test_run_json_describes_run(tiny_run: Path, dataset_folder: Path) -> None:
     assert [group["name"] for group in run["recipe"]["groups"]] == names
     assert run["config"]["resolved"]["batch"] == 4
     assert (tiny_run / "tokenizer.json").read_bytes() == (dataset_folder / "tokenizer.json").read_bytes()
+
+
+def test_environment_has_null_for_a_package_without_metadata(
+    train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find = importlib.metadata.version
+
+    def find_as_with_lightning(name: str) -> str:
+        """`lightning` brings this package without metadata of its own."""
+        if name == "lightning-fabric":
+            raise importlib.metadata.PackageNotFoundError(name)
+        return find(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", find_as_with_lightning)
+    assert train(tmp_path, "--budget", "1steps") == 0
+    environment = json.loads((tmp_path / "run.json").read_text())["environment"]
+    assert (environment["lightning-fabric"], environment["torch"]) == (None, torch.__version__)
+
+
+def test_run_on_a_gpu_prints_its_attention_kernels(
+    dataset_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = loop.build_run(parse_config(["--dataset", str(dataset_folder), "--out", str(tmp_path), *TINY]), Console())
+    monkeypatch.setattr(attention, "_refused_flash", {"FA4": "no windows"})
+    run.fabric = SimpleNamespace(device=torch.device("cuda"))  # type: ignore[assignment]
+    log_run_summary(run, {}, Console(file=(printed := io.StringIO())))
+    chosen = "attention: torch's sdpa and varlen with FA2; FA4 is installed and not used: no windows\n"
+    assert chosen in printed.getvalue()
 
 
 def test_training_reduces_dev_loss(tiny_run: Path) -> None:
