@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import itertools
 import json
 import os
 import subprocess
@@ -137,10 +138,10 @@ def test_import_misfit_prints_one_line(
     assert not (tmp_path / "back").exists()
 
 
-def save_shards(tensors: dict[str, torch.Tensor], folder: Path, *, ending: str) -> None:
-    folder.mkdir(exist_ok=True)
+def save_shards(tensors: dict[str, torch.Tensor], folder: Path, *endings: str) -> None:
+    folder.mkdir()
     names = sorted(tensors)
-    for number in range(3):
+    for ending, number in itertools.product(endings, range(3)):
         path, shard = folder / f"weights-{number + 1:05d}-of-00003.{ending}", {n: tensors[n] for n in names[number::3]}
         save_file(shard, path) if ending == "safetensors" else torch.save(shard, path)
 
@@ -169,8 +170,8 @@ def add_prefix(tensors: dict[str, torch.Tensor], *prefixes: str) -> dict[str, to
         ),
         lambda tensors, path: torch.save({**tensors, "blocks.0.rotary.inv_freq": torch.ones(4)}, path),
         lambda tensors, path: save_file(tensors, path),
-        lambda tensors, path: save_shards(tensors, path, ending="bin"),
-        lambda tensors, path: [save_shards(tensors, path, ending=ending) for ending in ("bin", "safetensors")],
+        lambda tensors, path: save_shards(tensors, path, "bin"),
+        lambda tensors, path: save_shards(tensors, path, "bin", "safetensors"),
         save_hub_folder,
     ],
 )
@@ -189,7 +190,7 @@ def test_import_executes_no_code_and_names_what_it_cannot_read(
     torch.save({"emb.weight": os.system}, tmp_path / "x.pth")
     (tmp_path / "y.pth").write_bytes(b"nothing of the kind")
     torch.save(exported[1], tmp_path / "good.pth")
-    save_shards(exported[1], tmp_path / "theirs", ending="bin")
+    save_shards(exported[1], tmp_path / "theirs", "bin")
     (tmp_path / "theirs" / "weights-00002-of-00003.bin").unlink()
     spoken = ("--tokenizer", str(dataset_folder / "tokenizer.json"))
     for name, flags, sentence in (
