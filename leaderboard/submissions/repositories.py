@@ -356,7 +356,8 @@ PERMANENT = [
     for pattern, reason in (
         ("died of signal 25|File too large", "it has more than 2 GiB."),
         ("[Oo]ut of memory|unable to create thread", "git needs too much memory for it."),
-        (r"^error: object [0-9a-f]+: ", ""),  # of fsck
+        (r"^error: object [0-9a-f]+: |^fatal: (empty filename|malformed mode) in tree", ""),
+        ("died of signal (6|11)$", "git crashes on it: its folders are too deep, or its objects malformed."),
         ("repository '.*' not found|couldn't find remote ref", ""),
         (
             r"could not read (Username|Password)|Authentication failed|Permission denied|returned error: 4(0[1-7]|1\d)",

@@ -47,7 +47,6 @@ COMMANDS: dict[str, Command | CommandGroup] = {
     "benchmarks": Command("trainer.cli.benchmarks:main", "download the evaluation data of benchmarks"),
     "sample": Command("trainer.cli.sample:main", "generate text with a run's model"),
     "chat": Command("trainer.cli.chat:main", "chat with a run's model"),
-    "logits": Command("trainer.cli.logits:main", "print the most likely next tokens after each token"),
     "bench": Command("trainer.cli.bench:main", "measure tokens/s, MFU and the parts of a step on this machine"),
     "export": Command("trainer.cli.export:main", "write a run's weights in another format"),
     "import": Command("trainer.cli.import_weights:main", "create a run from weights trained elsewhere"),

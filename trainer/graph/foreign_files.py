@@ -76,10 +76,12 @@ def main(folder: str, cpu_seconds: str, memory_bytes: str) -> None:
 
 def read_and_count(folder: Path) -> dict[str, Any]:
     from trainer.graph.build import build_function, check_passes
+    from trainer.graph.model import read_recipe
     from trainer.graph.reading import read_traced
     from trainer.graph.summary import describe_traced
 
     traced = read_traced(folder)
+    read_recipe(traced)
     check_passes(traced)
     build_function(traced.initialization.graph)
     return describe_traced(traced)

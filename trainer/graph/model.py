@@ -236,7 +236,7 @@ def get_stored(root: nn.Module, name: str) -> Tensor:
 # --- the recipe -------------------------------------------------------------------------------------------------------
 
 
-MAX_PATTERNS = 500  # each is compared with the name of each parameter
+MAX_PATTERNS, MAX_PATTERN = 500, 1_000  # patterns, and characters of one: each is compared with each parameter's name
 
 
 def describe_recipe(recipe: Recipe, config: ArchitectureConfig) -> dict[str, Any]:
@@ -257,8 +257,9 @@ def read_recipe(traced: TracedArchitecture) -> Recipe:
             ParameterGroup(**{**group, "match": tuple(group["match"]), "betas": tuple(group["betas"])})
             for group in table["groups"]
         ]
-        if sum(len(group.match) for group in groups) > MAX_PATTERNS:
-            raise ValueError(f"its groups have more than {MAX_PATTERNS} patterns of names")
+        patterns = [pattern for group in groups for pattern in group.match]
+        if len(patterns) > MAX_PATTERNS or max(map(len, patterns), default=0) > MAX_PATTERN:
+            raise ValueError(f"its groups have more than {MAX_PATTERNS} patterns of {MAX_PATTERN:,} characters")
         return Recipe(**{**table, "groups": tuple(groups), "schedule": Schedule(**table["schedule"])})
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise GraphError(f"recipe.json is not a recipe: {to_one_line(error)}") from error

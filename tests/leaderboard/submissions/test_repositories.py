@@ -204,6 +204,8 @@ def test_tree_with_two_files_of_one_name_is_refused_for_good(main_repository: Re
         ("fatal: could not read Username for 'https://github.com': terminal prompts disabled", True),
         ("fatal: unable to access 'https://a.org/b/': The requested URL returned error: 403", True),
         ("error: index-pack died of signal 25\nfatal: fetch-pack: invalid index-pack output", True),
+        ("error: rev-list died of signal 11\nerror: https://a.org/b did not send all necessary objects", True),
+        ("fatal: empty filename in tree entry", True),
         ("fatal: Out of memory, malloc failed (tried to allocate 5000000000 bytes)", True),
         ("fatal: unable to access 'https://a.org/b/': The requested URL returned error: 429", False),
         ("fatal: unable to access 'https://a.org/b/': The requested URL returned error: 503", False),

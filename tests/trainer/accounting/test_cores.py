@@ -42,7 +42,7 @@ def test_command_limits_spinning_before_torch_is_loaded() -> None:
     """libgomp prints its settings as it has read them when it is loaded."""
     inherited = {name: value for name, value in os.environ.items() if name not in cores.WAIT_VARIABLES}
     process = subprocess.run(
-        [sys.executable, "-m", "trainer.cli", "logits", "--help"],
+        [sys.executable, "-m", "trainer.cli", "sample", "--help"],
         env=inherited | {"OMP_DISPLAY_ENV": "verbose"},
         capture_output=True,
         text=True,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import itertools
 import json
 import os
 import subprocess
@@ -116,6 +117,10 @@ HEAD = "head.weight"
         (lambda tensors: tensors.update({"note": "hello"}), "one table of tensors: 'note' is of the type str"),
         (lambda tensors: tensors[HEAD][3].fill_(torch.nan), "head.weight has NaN or infinite numbers"),
         (lambda tensors: tensors.update({"emb.weight": torch.ones(41, 128).to(torch.int8)}), "emb.weight is int8"),
+        (lambda tensors: tensors.update({HEAD: torch.ones(41, 128, device="meta")}), "head.weight is without numbers"),
+        (lambda tensors: tensors.update({HEAD: tensors[HEAD].to_sparse()}), "head.weight is sparse"),
+        (lambda tensors: tensors.update({HEAD: torch.ones(41, 128).long()}), "head.weight has whole numbers"),
+        (lambda tensors: tensors.update({"blocks.99999999.ln1.weight": torch.ones(128)}), "lacks blocks.2."),
         (lambda tensors: tensors.update({f"_orig_mod.{HEAD}": torch.ones(41, 128)}), "differ only in the prefix"),
     ],
 )
@@ -132,12 +137,19 @@ def test_import_misfit_prints_one_line(
     assert not (tmp_path / "back").exists()
 
 
-def save_shards(tensors: dict[str, torch.Tensor], folder: Path, *, ending: str) -> None:
+def save_shards(tensors: dict[str, torch.Tensor], folder: Path, *endings: str) -> None:
     folder.mkdir()
     names = sorted(tensors)
-    for number in range(3):
+    for ending, number in itertools.product(endings, range(3)):
         path, shard = folder / f"weights-{number + 1:05d}-of-00003.{ending}", {n: tensors[n] for n in names[number::3]}
         save_file(shard, path) if ending == "safetensors" else torch.save(shard, path)
+
+
+def save_hub_folder(tensors: dict[str, torch.Tensor], folder: Path) -> None:
+    """Save the weights, and settings beside them."""
+    folder.mkdir()
+    torch.save(tensors, folder / "pytorch_model.bin")
+    torch.save({}, folder / "training_args.bin")
 
 
 def add_prefix(tensors: dict[str, torch.Tensor], *prefixes: str) -> dict[str, torch.Tensor]:
@@ -153,7 +165,9 @@ def add_prefix(tensors: dict[str, torch.Tensor], *prefixes: str) -> dict[str, to
         lambda tensors, path: torch.save({"state_dict": add_prefix(tensors, "model."), "epoch": 3}, path),
         lambda tensors, path: torch.save({**tensors, "blocks.0.rotary.inv_freq": torch.ones(4)}, path),
         lambda tensors, path: save_file(tensors, path),
-        lambda tensors, path: save_shards(tensors, path, ending="bin"),
+        lambda tensors, path: save_shards(tensors, path, "bin"),
+        lambda tensors, path: save_shards(tensors, path, "bin", "safetensors"),
+        save_hub_folder,
     ],
 )
 def test_import_reads_weights_as_people_save_them(
@@ -171,7 +185,7 @@ def test_import_executes_no_code_and_names_what_it_cannot_read(
     torch.save({"emb.weight": os.system}, tmp_path / "x.pth")
     (tmp_path / "y.pth").write_bytes(b"nothing of the kind")
     torch.save(exported[1], tmp_path / "good.pth")
-    save_shards(exported[1], tmp_path / "theirs", ending="bin")
+    save_shards(exported[1], tmp_path / "theirs", "bin")
     (tmp_path / "theirs" / "weights-00002-of-00003.bin").unlink()
     spoken = ("--tokenizer", str(dataset_folder / "tokenizer.json"))
     for name, flags, sentence in (
@@ -196,18 +210,3 @@ def test_export_rejects_other_architectures_and_import_existing_runs(
     torch.save(exported[1], tmp_path / "x.pth")
     assert import_run(tmp_path / "x.pth", exported[0]) == 2
     assert "holds a run already" in capsys.readouterr().err
-
-
-def test_logits_prints_log_probabilities_per_token(
-    exported: Any, tiny_run: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = exported[0]
-    assert main(["logits", str(run), "--tokens", ",".join(map(str, TOKENS)), "--json"]) == 0
-    printed = torch.tensor(json.loads(capsys.readouterr().out)["log_probabilities"])
-    torch.testing.assert_close(printed, compute_logits(run).log_softmax(-1))
-    assert main(["logits", str(run), "--tokens", "1,2"]) == 0
-    assert capsys.readouterr().out.startswith("after 1: ")
-    assert main(["logits", str(tiny_run), "--tokens", "1,2,3", "--json"]) == 0
-    printed = torch.tensor(json.loads(capsys.readouterr().out)["log_probabilities"])
-    assert printed.shape == (3, 320), "of another architecture"
-    torch.testing.assert_close(printed.exp().sum(-1), torch.ones(3))

@@ -24,7 +24,7 @@ def test_shared_flags_take_the_same_values_in_all_commands() -> None:
             meanings.setdefault(action.option_strings[-1], set()).add(value)
     assert "--folder" not in meanings
     assert meanings["--device"] == {"auto,cpu,cuda"}
-    assert all(len(meanings[flag]) == 1 for flag in ("--device", "--label", "--json", "--home", "--tokens", "--keep"))
+    assert all(len(meanings[flag]) == 1 for flag in ("--device", "--label", "--json", "--home", "--keep"))
 
 
 def test_commands_in_docs_have_only_known_flags() -> None:

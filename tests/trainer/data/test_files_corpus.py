@@ -65,6 +65,7 @@ TWO = ({"text": "one"}, {"text": "two", "id": 7})
         ("x.txt", lines(*TWO)),
         ("x.txt", pack_gzip(lines(*TWO))),
         ("x.jsonl.zst", compress_zstd(lines(*TWO))),
+        ("x.jsonl.zst", b"\x50\x2a\x4d\x18\4\0\0\0size" + compress_zstd(lines(*TWO))),  # as pzstd writes it
         ("x.json", json.dumps(TWO).encode()),
         ("x.json", b"\xef\xbb\xbf\n" + pretty(TWO)),
         ("x.json", b'["one", "two"]'),
@@ -109,6 +110,7 @@ def test_json_array_is_read_in_pieces(tmp_path: Path, monkeypatch: pytest.Monkey
         ("x.txt", b"PK\x03\x04" + bytes(40), "is a ZIP archive"),
         ("x.tar.gz", pack_gzip(b"name" + bytes(253) + b"ustar" + bytes(250)), "is a tar archive"),
         ("x.txt", b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "is a pointer of Git LFS"),
+        ("x.warc.wet.gz", pack_gzip(b"WARC/1.0\r\nWARC-Type: conversion\r\n\r\none"), "is an archive of a web crawl"),
         ("x.bin", b"ab\0cd", "has NUL bytes"),
         ("x.csv", b"id,text\n1,one\n", "is a table"),
         ("x.jsonl.gz", b"<html>not found</html>", "is damaged or cut short"),
@@ -127,6 +129,21 @@ def test_file_without_documents_is_refused_and_named(tmp_path: Path, name: str, 
     (tmp_path / name).write_bytes(content)
     with pytest.raises(CorpusError, match=f"^{name}.*({found})"):
         texts(f"files:{tmp_path}/{name}")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [lines(*TWO), json.dumps(TWO).encode(), pretty(TWO), pretty(*TWO), json.dumps(["\\" * 50, "two"]).encode()],
+)
+@pytest.mark.parametrize("name", ["x", "x.txt", "x.json"])
+def test_record_longer_than_what_decides_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, content: bytes
+) -> None:
+    content = content.replace(b"one", b"one " * 50)
+    (tmp_path / name).write_bytes(content)
+    for size in range(20, 48):
+        monkeypatch.setattr(file_formats, "HEAD_BYTES", size)
+        assert len(texts(f"files:{tmp_path}/{name}")) == 2, size
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from trainer.graph.build import check_passes
 from trainer.graph.counting import count_training_cost
 from trainer.graph.files import GraphError, TracedArchitecture
 from trainer.graph.foreign_files import check_foreign_files
-from trainer.graph.model import build_model_without_data, read_recipe
+from trainer.graph.model import build_model_without_data
 from trainer.graph.reading import parse_files
 from trainer.graph.summary import describe_traced
 from trainer.graph.trace import trace_architecture
@@ -64,11 +64,12 @@ def test_files_of_too_many_values_are_refused_before_they_are_parsed(traced: Tra
         parse_files(files)
 
 
-def test_recipe_of_many_patterns_is_refused(traced: TracedArchitecture) -> None:
-    group = {**traced.recipe["recipe"]["groups"][0], "match": [f"*{number}*" for number in range(1000)]}
+@pytest.mark.parametrize("patterns", [[f"*{number}*" for number in range(501)], ["*a" * 501, "*"]])
+def test_recipe_of_many_patterns_is_refused(traced: TracedArchitecture, patterns: list[str], tmp_path: Path) -> None:
+    group = {**traced.recipe["recipe"]["groups"][0], "match": patterns}
     recipe = {**traced.recipe, "recipe": {**traced.recipe["recipe"], "groups": [group]}}
     with pytest.raises(GraphError, match="more than 500 patterns"):
-        read_recipe(replace(traced, recipe=recipe))
+        foreign_files.read_and_count(write(replace(traced, recipe=recipe).to_files(), tmp_path))
 
 
 @pytest.mark.slow

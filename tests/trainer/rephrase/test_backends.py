@@ -116,6 +116,16 @@ def fake_server() -> Iterator[FakeServer]:
         (200, '{"choices": [{"message": {"content": null, "refusal": "No."}}]}', PromptRejectedError),
         (200, '{"choices": [{"message": {"content": ""}, "finish_reason": "content_filter"}]}', PromptRejectedError),
         (200, '{"choices": [{"message": {"content": "A"}, "finish_reason": "abort"}]}', BackendUnavailableError),
+        # DeepSeek, OpenRouter, Gemini, vLLM.
+        (
+            200,
+            '{"choices": [{"text": "A", "finish_reason": "insufficient_system_resource"}]}',
+            BackendUnavailableError,
+        ),
+        (200, '{"choices": [{"message": {"content": "A"}, "error": {"code": 502}}]}', BackendUnavailableError),
+        (200, '{"choices": [{"message": {"content": "A"}, "finish_reason": "RECITATION"}]}', PromptRejectedError),
+        (200, '{"choices": null, "error": {"message": "max_model_len", "code": "400"}}', PromptTooLongError),
+        (200, '{"error": {"message": "Upstream", "code": "503"}}', BackendUnavailableError),
     ],
 )
 def test_server_error_maps_to_exception(fake_server: FakeServer, status: int, body: str, kind: type[Exception]) -> None:
@@ -149,7 +159,8 @@ USAGE = {"prompt_tokens": 3, "completion_tokens": 7}
         (build_reply({"content": [{"text": "A"}, "."]}, "model_length"), Completion("A.", "length", 0)),
         # llama.cpp, Ollama, TGI.
         (build_reply({"content": "A."}, "eos_token", usage={"completion_tokens": None}), Completion("A.", "stop", 0)),
-        ('{"choices": [{"text": "A.", "finish_reason": "stop"}]}', Completion("A.", "stop", 0)),
+        ('{"choices": [{"text": "A.", "message": null, "finish_reason": "stop"}]}', Completion("A.", "stop", 0)),
+        (build_reply({"content": "A."}, "max_output_tokens"), Completion("A.", "length", 0)),
     ],
 )
 def test_completions_of_servers_are_read(fake_server: FakeServer, body: str, completion: Completion) -> None:

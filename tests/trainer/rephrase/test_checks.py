@@ -287,6 +287,20 @@ TEXT = GOOD["medium"]
         "◁think▷Let me see.◁/think▷",
         "<|channel|>analysis<|message|>We rewrite.<|end|><|start|>assistant<|channel|>final<|message|>",
         "analysisWe need to rewrite it.assistantfinal",
+        "<|im_start|>assistant\n",
+        "<|channel|>analysis<|message|>We.<|end|><|start|>assistant<|channel|>final <|constrain|>text<|message|>",
+        "< thinking >Hm.</ thinking >",
+        "<longcat_think>Hm.</longcat_think>",
+        "&lt;think&gt;Hm.&lt;/think&gt;",
+        "<|begin_of_thought|>Hm.<|end_of_thought|>",
+        "<|inner_prefix|>Hm.<|inner_suffix|>",
+        "<|channel>thought\nHm.<channel|>",
+        "Here is my thought process:\nHm.\n\nHere is my response:\n",
+        "**Thinking:** Hm.\n\n**Answer:** ",
+        "Sure, I can do that! Here you go:\n\n",
+        "Got it. Here's a rephrase:\n\n",
+        "Certainly! Below you'll find the paraphrase.\n\n",
+        "Output:\n",
     ],
 )
 def test_introduction_is_removed(introduction: str) -> None:
@@ -297,6 +311,8 @@ def test_introduction_is_removed(introduction: str) -> None:
     "closing",
     [
         "\n\nI hope this helps!",
+        " I hope this helps!",
+        "\n\nIf you need another style, just ask!",
         "\n\n---\n\nLet me know if you would like a shorter version.",
         "\n\n(Note: I have kept the original meaning and simplified the sentences.)",
         "\n\n*This version keeps all facts of the text.*\n\nWould you like me to change the tone?",
@@ -317,7 +333,9 @@ def test_reasoning_without_answer_leaves_nothing(output: str) -> None:
     assert check_output(SOURCE, "medium", output).reasons == ("empty",)
 
 
-@pytest.mark.parametrize("text", [f'"{TEXT}"', f"```text\n{TEXT}\n```", f"“{TEXT}”", f"\n\n{TEXT}  \n"])
+@pytest.mark.parametrize(
+    "text", [f'"{TEXT}"', f"<answer>{TEXT}</answer>", f"```text\n{TEXT}\n```", f"“{TEXT}”", f"\n\n{TEXT}  \n"]
+)
 def test_surrounding_quotes_and_space_are_removed(text: str) -> None:
     assert clean_output(text, SOURCE) == TEXT
 
@@ -354,7 +372,8 @@ def test_long_line_with_words_of_introductions_is_cleaned_in_linear_time() -> No
         "for end in ('', ':', '\\n\\nA ship.'):\n"
         "    text = 'Here is ' + 'version ' * 200_000 + 'x' + end\n"
         "    assert clean_output(text) == text\n"
-        "for part in ('<think>', 'I will ', '\\n\\n', 'analysis', '<|', 'Note: ', 'changes:\\n', '\\n***'):\n"
+        "for part in ('<think>', 'I will ', '\\n\\n', 'analysis', 'thinking:\\n', '<|', 'Note: ',"
+        " 'changes:\\n', '\\n***'):\n"
         "    clean_output(part * 200_000 + 'x')\n"
     )
     subprocess.run([sys.executable, "-c", program], cwd=REPOSITORY, timeout=waits.WAIT_SECONDS, check=True)

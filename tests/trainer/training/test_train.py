@@ -17,6 +17,7 @@ import torch
 from rich.console import Console
 
 from tests.support.metrics_lines import lines, numbers
+from tests.support.tiny import TINY
 from trainer.checkpoint.files import list_checkpoints
 from trainer.checkpoint.store import find_latest_checkpoint
 from trainer.config.parsing import parse_config

@@ -53,8 +53,10 @@ def read_tensors(source: Path, mmap: bool = False) -> dict[str, Tensor]:
 def list_files(source: Path) -> list[Path]:
     if not source.is_dir():
         return [source]
-    shards = sorted({*source.glob("*-of-*.safetensors"), *source.glob("*-of-*.bin"), *source.glob("*-of-*.pth")})
-    files = shards or sorted(source.glob("*.safetensors")) or sorted(source.glob("*.pth"))
+    # A folder of the Hub often has the weights in two formats, and a `training_args.bin` beside them.
+    patterns = [f"{name}.{ending}" for name in ("*-of-*", "*model", "*") for ending in ("safetensors", "bin", "pth")]
+    files = next(filter(None, (sorted(source.glob(pattern)) for pattern in patterns)), [])
+    shards = [file for file in files if SHARD_COUNT.search(file.name)]
     counts = {int(found[1]) for file in files if (found := SHARD_COUNT.search(file.name))}
     if not files or (shards and counts != {len(shards)}):
         raise FormatError(f"{source} lacks {'a shard of its weights' if files else 'files of weights'}")
@@ -96,6 +98,8 @@ def is_safetensors(file: Path) -> bool:
 
 def check_numbers(file: Path, name: str, tensor: Tensor) -> Tensor:
     """Return the tensor; raise `FormatError` if it is quantized, or has NaN or numbers beyond single precision."""
+    if tensor.layout != torch.strided or tensor.is_meta:
+        raise FormatError(f"{file}: {name} is {'without numbers' if tensor.is_meta else 'sparse'}, not a plain tensor")
     if not tensor.is_floating_point() or tensor.element_size() < 2:
         if tensor.dtype in (torch.bool, torch.int32, torch.int64):
             return tensor  # a buffer, such as positions
@@ -136,6 +140,8 @@ def check_fit(tensors: dict[str, Tensor], expected: Mapping[str, Tensor], misfit
             more = f" and {len(names) - 1} more" if len(names) > 1 else ""
             raise FormatError(f"{misfit}: the file {problem} {min(names)}{more}")
     for name, tensor in tensors.items():
+        if tensor.is_floating_point() < expected[name].is_floating_point():
+            raise FormatError(f"{misfit}: {name} has whole numbers instead of weights")
         if tensor.squeeze().shape != expected[name].squeeze().shape:
             shapes = f"{tuple(tensor.shape)} instead of {tuple(expected[name].shape)}"
             raise FormatError(f"{misfit}: {name} is {shapes}")

@@ -42,13 +42,14 @@ def import_run(file: Path, out: Path, sequence_length: int, tokenizer: Path | No
     token ids but not text.
     """
     check_is_new(out)
-    tensors = {name: value.float() for name, value in read_tensors(file).items()}
+    tensors = read_tensors(file)
     config = infer_config(tensors, sequence_length)
     loaded_tokenizer = None if tokenizer is None else load_fitting_tokenizer(tokenizer, config)
     with torch.device("meta"):
         model = rwkv5.Model(config)
     misfit = f"an RWKV-{config.version} of this size does not fit"
-    model.load_state_dict(check_fit(tensors, model.state_dict(), misfit), assign=True)
+    fitting = check_fit(tensors, model.state_dict(), misfit)
+    model.load_state_dict({name: value.float() for name, value in fitting.items()}, assign=True)
     write_imported_run(out, "rwkv5", model, loaded_tokenizer, "rwkv", file)
 
 
@@ -64,7 +65,7 @@ def infer_config(tensors: dict[str, Tensor], sequence_length: int) -> rwkv5.Conf
     vocabulary_size, width = tensors["emb.weight"].shape
     gated = "blocks.0.att.gate.weight" in tensors
     per_channel = tensors["blocks.0.att.time_decay"].numel() == width
-    depth = 1 + max(int(found[1]) for name in tensors if (found := BLOCK.match(name)))
+    depth = len({found[1] for name in tensors if (found := BLOCK.match(name))})  # without the others it does not fit
     version = 5.2 if per_channel else 5.1 if gated else 5.0
     try:
         return rwkv5.Config(vocabulary_size, sequence_length, depth=depth, width=width, version=version)

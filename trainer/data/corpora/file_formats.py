@@ -37,6 +37,7 @@ OTHERS = tuple(
         (rb"7z\xbc\xaf", "a 7z archive"),
         (rb"Rar!", "a RAR archive"),
         (rb"\x04\x22\x4d\x18", "compressed with lz4"),
+        (rb"WARC/[01]\.", "an archive of a web crawl (WARC, WET or WAT)"),
         (rb"%PDF-", "a PDF document"),
         (rb"\{\\rtf", "an RTF document"),
         (rb"ARROW1|\xff\xff\xff\xff", "an Arrow file"),
@@ -82,13 +83,13 @@ def strip_compression(name: str) -> str:
 
 def _find_opener(name: str, start: bytes) -> Callable[[Path], IO[bytes]]:
     openers: dict[str, tuple[bytes, Callable[[Path], Any]]] = {
-        ".gz": (b"\x1f\x8b", gzip.open),
-        ".xz": (b"\xfd7zXZ\0", lzma.open),
-        ".bz2": (b"BZh[1-9](1AY&SY|\x17rE8P)", bz2.open),
-        ".zst": (b"\x28\xb5\x2f\xfd", _open_zstd),
+        ".gz": (rb"\x1f\x8b", gzip.open),
+        ".xz": (rb"\xfd7zXZ\0", lzma.open),
+        ".bz2": (rb"BZh[1-9](1AY&SY|\x17rE8P)", bz2.open),
+        ".zst": (rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18", _open_zstd),  # the second: of pzstd
     }
     for ending, (magic, opener) in openers.items():
-        if re.match(magic if ending == ".bz2" else re.escape(magic), start):
+        if re.match(magic, start):
             return opener
         if start and name.lower().endswith(ending):
             raise CorpusError(f"{name} is damaged or cut short: it does not begin as a {ending} file does")
@@ -135,12 +136,16 @@ def _choose_parser(name: str, head: bytes, encoding: str) -> Callable[[str, IO[b
         raise CorpusError(f"{name} has NUL bytes, so it is not text")
     line = text.partition("\n")[0]
     first, single = _decode_first(text.removeprefix("[") if text.startswith("[") else text), _decode_first(line)
+    if first is None and len(head) == HEAD_BYTES:  # a record longer than the head, which ends in a text or an escape
+        closed = (f'{text[: len(text) - cut].removeprefix("[")}"}}' for cut in range(6))
+        first = next(filter(None, map(_decode_first, closed)), None)
+        single = first if "\n" not in text else None
     is_document = isinstance(first, dict) and ("text" in first or {"prompt", "response"} <= first.keys())
     if is_document or (isinstance(first, str) and text.startswith("[")):
         return _parse_json_lines if single == first and text.startswith("{") else _parse_json
     if stem.endswith(TEXT_NAMES):
         return _parse_text
-    if text.startswith("{") and "\n" not in text and len(head) == HEAD_BYTES:  # a record longer than the head
+    if text.startswith("{") and "\n" not in text and len(head) == HEAD_BYTES:
         return _parse_json_lines
     if isinstance(first, dict):
         keys = ", ".join(list(first)[:8]) or "none"

@@ -37,9 +37,10 @@ TOO_LONG_PATTERN = re.compile(
     re.IGNORECASE,
 )
 BUSY_PATTERN = re.compile(r"overload|busy|queue|loading|try again|rate.?limit|timed? ?out", re.IGNORECASE)
-LENGTH_REASONS = {"length", "max_tokens", "model_length", "max_length"}
-REFUSED_REASONS = {"content_filter", "refusal", "safety", "tool_calls", "function_call"}
-ABORTED_REASONS = {"abort", "aborted", "cancelled", "canceled", "error"}
+# Reasons to finish, of which every server has its own. Others end an answer: `stop`, `eos_token`, `end_turn`.
+LENGTH_REASONS = re.compile(r"length|limit|max_|context")
+REFUSED_REASONS = re.compile(r"filter|refus|safety|prohibit|blocklist|recitation|tool|function")
+ABORTED_REASONS = re.compile(r"abort|cancel|error|time_?out|insufficient")
 MAX_TOKENS = 2**31
 BUSY_STATUSES = {408, 409, 425, 429}
 MAX_ERROR_CHARS = 200  # of a server's error message in ours
@@ -153,21 +154,24 @@ def parse_completion(reply: Mapping[str, Any]) -> Completion:
     """
     choices = reply.get("choices")
     choice = choices[0] if isinstance(choices, list) and choices else None
-    message = choice.get("message", {}) if isinstance(choice, dict) else None
+    message = (
+        choice.get("message") or {} if isinstance(choice, dict) and ({"message", "text"} & choice.keys()) else None
+    )
     if not isinstance(choice, dict) or not isinstance(message, dict):
         raise BackendUnavailableError("The back end's reply is not a chat completion.")
+    check_reply({"error": choice.get("error")})
     reason = str(choice.get("finish_reason") or "stop").lower()
-    text = join_parts(message.get("content", choice.get("text")))
-    if reason in REFUSED_REASONS or (message.get("refusal") and not text):
+    text = join_parts(message.get("content") or choice.get("text"))
+    if REFUSED_REASONS.search(reason) or (message.get("refusal") and not text):
         raise PromptRejectedError(
             f"The back end declined the prompt ({to_one_line(message.get('refusal') or reason)})."
         )
-    if reason in ABORTED_REASONS:
+    if ABORTED_REASONS.search(reason):
         raise BackendUnavailableError(f"The back end aborted the completion ({reason}).")
     usage = reply.get("usage")
     tokens = usage.get("completion_tokens") if isinstance(usage, dict) else None
     count = int(tokens) if isinstance(tokens, int | float) and 0 < tokens < MAX_TOKENS else 0
-    return Completion(text, "length" if reason in LENGTH_REASONS else "stop", count)
+    return Completion(text, "length" if LENGTH_REASONS.search(reason) else "stop", count)
 
 
 def join_parts(content: object) -> str:
@@ -186,11 +190,11 @@ def join_parts(content: object) -> str:
 def check_reply(reply: Mapping[str, Any]) -> None:
     """Raise the error that a reply with status 200 may stand for: several servers report errors that way."""
     error = reply if reply.get("object") == "error" else reply.get("error")
-    if not error or "choices" in reply:
+    if not error or reply.get("choices"):
         return
     fields = error if isinstance(error, dict) else {"message": error}
-    code = next((fields[key] for key in ("code", "status", "http_code") if isinstance(fields.get(key), int)), 0)
-    raise_error(code, json.dumps(error, ensure_ascii=False))
+    codes = (str(fields.get(key)) for key in ("code", "status", "http_code"))
+    raise_error(next((int(code) for code in codes if code.isdecimal()), 0), json.dumps(error, ensure_ascii=False))
 
 
 def wait_until_ready(

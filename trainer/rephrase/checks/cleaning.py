@@ -13,19 +13,20 @@ MAX_INTRODUCTION_CHARS = 200  # of a removed introduction
 MAX_CLOSING_CHARS = 500  # of a removed closing
 MAX_TALK = 3  # introductions, and closings, that are removed
 
-YES = r"(?:sure|certainly|of course|absolutely|okay|ok|gladly|no problem)(?: thing)?"
+YES = r"(?:sure|certainly|of course|absolutely|okay|ok|gladly|no problem|got it|understood|great question)(?: thing)?"
 MADE = (
     r"(?:(?:para|re)phras\w*|rewrit\w*|rewrote|reword\w*|restat\w*|simplif\w*|summar\w*|version|rendition|rendering"
     r"|conver\w*|translat\w*|(?:the|a|an|new|your) (?:new )?(?:text|passage|dialogue)|question\w*(?: and|-)answer\w*)"
 )
 HERE = (
-    r"(?:here(?:'s|’s| is| are)|this is|below is|below are|the following is|the following are"
+    r"(?:here(?:'s|’s| is| are)|this is|below (?:is|are|you(?:'|’| wi)ll find)|the following is|the following are"
     r"|i(?:'ve|’ve| have)?(?= (?:para|re[pws]|simpl|summ|conver|transl|creat|made|writ)))"
 )
 LABEL = (
     r"(?:the )?(?:para|re)phrased?(?: (?:text|version|passage|paragraph|article))?"
     r"|(?:the )?(?:rewritten|reworded|restated|simplified|new|easy|medium|hard|terse|erudite|scholarly)"
-    r" (?:text|version|passage|paragraph|article)|paraphrase|rephrasing|conversation"
+    r" (?:text|version|passage|paragraph|article)|paraphrase|rephrasing|conversation|rewritten|reworded"
+    r"|output|assistant"
 )
 REPHRASE = r"(?:(?:para|re)phras|rewrit|reword|restat|simplif|summari)"
 OFFER = r"(?:let me|let(?:'s|’s)|i(?:'ll|’ll| will| can|(?:'d|’d| would) be (?:happy|glad) to))"
@@ -36,7 +37,7 @@ FORMS = (
     rf"(?:{YES}[\s,.!]+)?{OFFER}\b[^\n]{{0,40}}?\b{REPHRASE}[^\n]*(?=\n)",
     rf"(?:{LABEL})[*_]*\s*:",
     rf"(?:{LABEL})[*_]*[ \t]*(?=\n)",
-    rf"{YES}[.!](?=\s*\n)",
+    rf"{YES}(?:[.!](?=\s*\n)|[^\n]*:(?=\s*\n\s*\n))",
     r"-{3,}[ \t]*(?=\n)",
 )
 INTRODUCTION = re.compile(rf"[*_#>\s]*(?:{'|'.join(FORMS)})[*_\s]*", re.IGNORECASE)
@@ -45,6 +46,7 @@ I_DID = r"i(?:'ve|’ve| have| tried| kept| used| changed| aimed)"
 CLOSINGS = (
     r"(?:i )?hope (?:this|that|it|these)\b.*\b(?:help\w*|meets?|works|satisf\w+|suits|useful|what you)\b.*",
     r"(?:please )?(?:let me know|feel free)\b.*",
+    r"if you(?:'|’| )(?:d like|need|want|prefer|would)\b.*\b(?:ask|let me know|tell me|feel free|happy to|glad to)\b.*",
     r"(?:is there anything|would you like|do you (?:want|need)|shall i|should i)\b.*\?",
     rf"(?:please )?note(?: that)?\b[:\s].*\b(?:{MADE}|original|{I_DID})\b.*",
     rf"(?:this|the|my) (?:\w+ )?{MADE}(?: \w+)? {KEEPS}\b.*",
@@ -57,12 +59,25 @@ EXPLANATION = re.compile(
     r"[*_]*:[*_]*[ \t]*\n.*",
     re.IGNORECASE | re.DOTALL,
 )
+LAST_SENTENCE = re.compile(r"(?<=[.!?]) (?:i )?hope (?:this|that|it) helps[^\n]{0,30}$", re.IGNORECASE)
+WRAPPED = re.compile(r"<(\w{3,30})>(.*)</\1>", re.DOTALL)
 QUOTED = re.compile(r'"([^"]*)"|“([^“”]*)”')
 FENCED = re.compile(r"```\w*\n(.*?)\n?```", re.DOTALL)
-THOUGHT = r"(?:think|thinking|thoughts?|reasoning|reflection|scratchpad|seed:think)"
-REASONING = re.compile(rf"<(?P<open>{THOUGHT})>|\[THINK\]|◁think▷|</{THOUGHT}>|\[/THINK\]|◁/think▷", re.IGNORECASE)
-FINAL = "<|channel|>final<|message|>"  # of gpt-oss, as tokens
-PLAIN_FINAL = re.compile(r"analysis.*assistantfinal", re.DOTALL)  # the same without tokens
+THOUGHT = r"(?:[\w:]{0,20}(?:think(?:ing)?|thoughts?|reason(?:ing)?|reflection|monologue|scratchpad)|analysis)"
+OPENINGS = (rf"(?:<|&lt;)\s*{THOUGHT}\s*(?:>|&gt;)", r"\[THINK\]|◁think▷|<\|begin_of_thought\|>|<\|inner_prefix\|>")
+CLOSING_MARKS = (rf"(?:<|&lt;)\s*/\s*{THOUGHT}\s*(?:>|&gt;)", r"\[/THINK\]|◁/think▷")
+CLOSING_TOKENS = r"<\|end_of_thought\|>|<\|inner_suffix\|>|<channel\|>"
+REASONING = re.compile(
+    rf"(?P<open>{'|'.join(OPENINGS)}|<\|channel>thought)|{'|'.join(CLOSING_MARKS)}|{CLOSING_TOKENS}", re.IGNORECASE
+)
+FINAL = re.compile(r".*<\|channel\|>final[^\n]{0,40}?<\|message\|>", re.DOTALL)  # of gpt-oss, as tokens
+# The same without tokens, of Granite, of Ollama, and of models that were only asked to think.
+PLAIN_FINAL = re.compile(
+    r"analysis.*assistantfinal"
+    r"|[*_#\s]*(?:here is my thought process|thinking(?: process)?|reasoning)[*_]*(?::|\.\.\.).*"
+    r"\n[*_# \t]*(?:here is my response[*_]*:|(?:final )?(?:answer|response|output)[*_]*:|\.\.\.done thinking\.)[*_]*",
+    re.DOTALL | re.IGNORECASE,
+)
 TEMPLATE = re.compile(
     r"<[|｜][^|｜<>\n]{1,40}[|｜]>(?:(?:system|user|assistant)\b)?|</?s>|<(?:bos|eos|pad)>|\[/?INST\]|<</?SYS>>"
     r"|<(?:start|end)_of_turn>(?:(?:user|model)\b)?"
@@ -78,6 +93,8 @@ def clean_output(output: str, source: str = "") -> str:
             break
         text = text[introduction.end() :].strip()
     text = remove_closings(text, source)
+    if (wrapped := WRAPPED.fullmatch(text)) and "</" not in source:
+        text = wrapped[2].strip()
     fenced = FENCED.fullmatch(text)
     if fenced and "```" not in source:
         text = fenced[1].strip()
@@ -92,17 +109,17 @@ def remove_reasoning(text: str, source: str) -> str:
 
     Servers leave out the opening mark if it is part of the prompt, and the closing one if the tokens end before it.
     """
-    if FINAL in text:
-        text = text.rpartition(FINAL)[2]
+    if final := FINAL.match(text):
+        text = text[final.end() :]
     elif "<|channel|>" in text and "<|channel|>" not in source:
         return ""
-    elif PLAIN_FINAL.match(text):
-        text = text.rpartition("assistantfinal")[2]
+    elif (final := PLAIN_FINAL.match(text)) and not PLAIN_FINAL.match(source):
+        text = text[final.end() :]
     if REASONING.search(source):
         return text
     kept, depth, start = [], 0, 0
     for mark in REASONING.finditer(text):
-        is_opening = mark["open"] is not None or mark[0].upper() == "[THINK]" or mark[0] == "◁think▷"
+        is_opening = mark["open"] is not None
         if depth == 0 and is_opening:
             kept.append(text[start : mark.start()])
         elif depth == 0:
@@ -127,6 +144,8 @@ def remove_closings(text: str, source: str) -> str:
     """Return the text without an explanation of the changes at its end, and without up to `MAX_TALK` closings."""
     if not EXPLANATION.search(source):
         text = EXPLANATION.sub("", text).rstrip()
+    if not LAST_SENTENCE.search(source):
+        text = LAST_SENTENCE.sub("", text)
     for _ in range(MAX_TALK):
         before, _, last = text.rpartition("\n")
         ending = source.strip().rpartition("\n")[2]
