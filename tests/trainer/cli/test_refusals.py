@@ -42,14 +42,6 @@ REFUSALS = {
     f"sample RUN --seed {10**20}": "the seed must be from 0",
     "sample RUN --top-k 0": "top-k must leave",
     "sample RUN --device cuda": "torch finds no GPU here",
-<<<<<<< HEAD
-    "logits RUN --tokens=1,x --json": "commas, not '1,x'",
-    "logits RUN --tokens=1,400 --json": "no token 400",
-    f"logits RUN --tokens={','.join(['1'] * 1000)}": "--tokens has 1000 tokens, and this model reads at most",
-=======
-    f"bench --dataset DATASET {MODEL} --arch gtp": "there is no architecture 'gtp'",
-    "try gpt --dataset DATASET --budget soon": "impossible budget",
->>>>>>> h-strangers
     "try gpt --dataset DATASET --rungs a,b": "must be numbers",
     "try gpt --dataset DATASET --modle.depth=3": "no option --modle.depth=3",
     "try nowhere.toml --dataset DATASET": "cannot read nowhere.toml",
