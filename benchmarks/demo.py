@@ -89,9 +89,9 @@ IDEAS = (
         hypothesis="A key mixed with the one before it finds induction patterns one block earlier.",
     ),
     Idea(
-        name="gpt-w96", title="A narrower model, width 96", architecture="gpt", confirming=CONFIRMING,
-        sha="cb415a285a24532a35a071fa6d11bf37ae9ac124", config={"model": {"width": 96}},
-        hypothesis="At so small a budget the model is too large: fewer weights, more steps.",
+        name="gpt-memory", title="A memory of word pairs", architecture="gpt", confirming=CONFIRMING,
+        sha="8b0edea5132bed7aa7185741eb7e83ce03f2f73a", config={"model": {"memory_rows": 4096, "memory_orders": "2"}},
+        hypothesis="A table that the last two tokens look up, in every block: attention need not recall what follows.",
     ),
 )  # fmt: skip
 

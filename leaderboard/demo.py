@@ -51,7 +51,7 @@ TRACK_DESCRIPTION = (
     "Seconds are those of one core, without the time that other programs took."
 )
 CAMPAIGN_DESCRIPTION = "Python's documentation, rephrased in easy words."
-PROPOSED_ENTRY = ("RWKV-5 at another size", "rwkv5", "Half the width and twice the steps, as for the narrower gpt.")
+PROPOSED_ENTRY = ("RWKV-5 at another size", "rwkv5", "Half the width and twice the steps: is it the model or its size?")
 
 
 class DatabaseNotEmptyError(ValueError):
