@@ -33,6 +33,8 @@ class EntryDict(TypedDict):
     is_held: bool
     obstacle: str  # why the track's policy does not approve it; empty if it does, or has not decided
     duplicate_of: int | None
+    waits_for: int | None  # the entry of its family that goes first
+    family: int | None  # the first entry of its family, which may be itself; null: not compared yet
     changed_files: list[str]
     bundle: str | None
     created_at: str
@@ -73,6 +75,7 @@ class Entry(models.Model):
         SMOKE = "smoke", "Its smoke test has not passed."
         CAPS = "caps", "It has no graph within the season's caps."
         DUPLICATE = "duplicate", "Another entry has the same graph and recipe."
+        FAMILY = "family", "A near entry goes first; this one is decided by itself once that has a verdict."
         ANONYMOUS = "anonymous", "Its author is not known to GitHub or this site, so a maintainer decides."
         UNKNOWN = "unknown", "Its author has no scored entry yet, so a maintainer decides."
         AUTHOR_HOURS = "author_hours", "Its author's GPU-hours of a day are used; it is decided again by itself."
@@ -152,6 +155,22 @@ class Entry(models.Model):
     )
     obstacle = models.CharField(max_length=12, choices=Obstacle.choices, blank=True, default="", db_default="")
     duplicate_of = models.ForeignKey("self", null=True, blank=True, on_delete=models.SET_NULL, related_name="+")
+    family = models.ForeignKey(
+        "self",
+        null=True,
+        blank=True,
+        on_delete=models.SET_NULL,
+        related_name="members",
+        help_text="The first entry of its family, which may be itself. Empty: not compared yet.",
+    )
+    waits_for = models.ForeignKey(
+        "self",
+        null=True,
+        blank=True,
+        on_delete=models.SET_NULL,
+        related_name="+",
+        help_text="The entry of its family that goes first.",
+    )
     policy_approved_at = models.DateTimeField(
         null=True, blank=True, help_text="When its track's policy approved it. It stays after a withdrawal."
     )
@@ -169,7 +188,10 @@ class Entry(models.Model):
             models.UniqueConstraint(
                 fields=["repository", "sha", "architecture", "track", "variant"],
                 name="one_entry_per_commit_and_architecture",
-            )
+            ),
+            models.CheckConstraint(
+                condition=models.Q(waits_for=None) | models.Q(obstacle="family"), name="only_families_wait_for_an_entry"
+            ),
         ]
 
     def __str__(self) -> str:
@@ -202,6 +224,8 @@ class Entry(models.Model):
             repository=self.public_repository,
             track=self.track.slug,
             duplicate_of=self.duplicate_of_id,
+            waits_for=self.waits_for_id,
+            family=self.family_id,
             created_at=self.created_at.isoformat(),
             page=self.get_absolute_url(),
         )

@@ -41,6 +41,7 @@ def update_pull_requests(events: Sequence[Event]) -> None:
         *entries.filter(runs__in=ids["run"]),
         *entries.filter(runs__job__in=ids["job"]),
         *entries.filter(runs__score_job__in=ids["job"]),
+        *entries.filter(duplicate_of__runs__in=ids["run"]),
         *entries.filter(smoke_job__in=ids["job"]),
     }
     for entry in sorted(changed, key=lambda entry: entry.pk):
