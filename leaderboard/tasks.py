@@ -10,7 +10,7 @@ from celery import shared_task
 from django.db import transaction
 from django.utils import timezone
 
-from leaderboard import events, night_nodes, outbox, track_hours
+from leaderboard import events, night_nodes, outbox, rulings, track_hours
 from leaderboard.integrations.github import comments, deliveries
 from leaderboard.job_handlers import generation, score, swarm, train
 from leaderboard.models import Track
@@ -94,6 +94,7 @@ def apply_policies() -> None:
     for track in Track.objects.filter(season__active=True, next_tracks__isnull=False).distinct():
         stations.move_entries_up(track)
     families.place_entries()
+    rulings.apply_rulings()
     policy.decide_entries()
 
 

@@ -14,8 +14,9 @@ from typing_extensions import TypedDict
 from leaderboard.api.pagination import Cursor, Limit, Page, paginate, parse_states
 from leaderboard.graphs import GraphFileDict, list_download_links
 from leaderboard.integrations.github import comment_text
-from leaderboard.models import Entry, Run, TracedGraph
+from leaderboard.models import Entry, Ruling, Run, TracedGraph
 from leaderboard.models.entries import EntryDict
+from leaderboard.models.rulings import RulingDict
 from leaderboard.models.runs import RunDict
 from leaderboard.models.standings import EstimateDict
 from leaderboard.rankings.standings_store import load_standings
@@ -107,6 +108,12 @@ def get_family(request: HttpRequest, entry_id: int) -> FamilyDict:
     ]
     pooled = families.pool_multipliers(member.row for member in members if member.row)
     return {"family": entry_id, "track": first.track.slug, "pooled": pooled, "members": rows}
+
+
+@router.get("/rulings", response=list[RulingDict])
+def rulings(request: HttpRequest) -> list[RulingDict]:
+    """All rulings, newest first: public decisions about which entries do not rank, and new caps."""
+    return [ruling.to_dict() for ruling in Ruling.objects.prefetch_related("entries")]
 
 
 @router.get("/entries/{entry_id}", response=EntryDetail)

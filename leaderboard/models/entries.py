@@ -35,6 +35,7 @@ class EntryDict(TypedDict):
     duplicate_of: int | None
     waits_for: int | None  # the entry of its family that goes first
     family: int | None  # the first entry of its family, which may be itself; null: not compared yet
+    ruling: int | None  # by which it does not rank
     changed_files: list[str]
     bundle: str | None
     created_at: str
@@ -74,6 +75,7 @@ class Entry(models.Model):
         REOPENED = "reopened", "It was approved automatically before, so a maintainer decides."
         SMOKE = "smoke", "Its smoke test has not passed."
         CAPS = "caps", "It has no graph within the season's caps."
+        RULING = "ruling", "By a ruling it does not rank."
         DUPLICATE = "duplicate", "Another entry has the same graph and recipe."
         FAMILY = "family", "A near entry goes first; this one is decided by itself once that has a verdict."
         ANONYMOUS = "anonymous", "Its author is not known to GitHub or this site, so a maintainer decides."
@@ -171,6 +173,14 @@ class Entry(models.Model):
         related_name="+",
         help_text="The entry of its family that goes first.",
     )
+    ruling = models.ForeignKey(
+        "leaderboard.Ruling",
+        null=True,
+        blank=True,
+        on_delete=models.SET_NULL,
+        related_name="entries",
+        help_text="The ruling in force by which it does not rank.",
+    )
     policy_approved_at = models.DateTimeField(
         null=True, blank=True, help_text="When its track's policy approved it. It stays after a withdrawal."
     )
@@ -226,6 +236,7 @@ class Entry(models.Model):
             duplicate_of=self.duplicate_of_id,
             waits_for=self.waits_for_id,
             family=self.family_id,
+            ruling=self.ruling_id,
             created_at=self.created_at.isoformat(),
             page=self.get_absolute_url(),
         )

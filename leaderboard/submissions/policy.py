@@ -99,6 +99,8 @@ def find_obstacle(entry: Entry, graph: TracedGraph | None, twin: Entry | None, f
         return Obstacle.SMOKE
     if graph is None:
         return Obstacle.CAPS
+    if entry.ruling_id is not None:
+        return Obstacle.RULING
     if twin is not None:
         return Obstacle.DUPLICATE
     if author is None:

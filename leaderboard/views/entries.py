@@ -39,7 +39,7 @@ class RunGroup:
 
 @require_safe
 def entry(request: HttpRequest, entry_id: int) -> HttpResponse:
-    related = ("track__season", "smoke_job", "pull_request", "duplicate_of", "waits_for", "family")
+    related = ("track__season", "smoke_job", "pull_request", "duplicate_of", "waits_for", "family", "ruling")
     entry = get_object_or_404(Entry.objects.select_related(*related), pk=entry_id)
     table = load_standings(entry.track, parse_axis(request.GET))
     rows = load_rows(table, entry)

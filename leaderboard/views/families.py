@@ -1,4 +1,4 @@
-"""The page of a family: entries with near graphs, and one pooled estimate."""
+"""The pages of a family of near entries and of rulings."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, render
 from django.views.decorators.http import require_safe
 
-from leaderboard.models import Entry
+from leaderboard.models import Entry, Ruling
 from leaderboard.submissions import families
 
 
@@ -17,3 +17,10 @@ def family(request: HttpRequest, entry_id: int) -> HttpResponse:
     members = families.list_members(first)
     pooled = families.pool_multipliers(member.row for member in members if member.row)
     return render(request, "leaderboard/family.html", {"first": first, "members": members, "pooled": pooled})
+
+
+@require_safe
+def rulings(request: HttpRequest) -> HttpResponse:
+    """List all rulings, those that are revoked too, the newest first."""
+    found = Ruling.objects.select_related("family").prefetch_related("entries")
+    return render(request, "leaderboard/rulings.html", {"rulings": found})
