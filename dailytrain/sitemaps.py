@@ -12,16 +12,7 @@ from leaderboard.models import Entry, Run, Track
 from scheduler.campaigns.models import Campaign
 
 PAGES = (
-    "board",
-    "queue",
-    "calendar",
-    "nodes",
-    "campaigns",
-    "sponsors",
-    "try",
-    "about",
-    "learned",
-    "rulings",
+    *("board", "queue", "calendar", "nodes", "campaigns", "sponsors", "try", "about", "learned", "rulings"),
     "acknowledgements",
 )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import Any
 
 import pytest
@@ -20,6 +21,8 @@ from tests.leaderboard.conftest import Repository
 from tests.leaderboard.submissions.conftest import decide, propose_entry
 from tests.support import boards, scene
 from tests.support.graph_jobs import SUMMARY, attach_graph, store_graph
+from tests.support.traced_models import trace
+from trainer.graph.canonical import count_patterns
 
 PATTERNS = {f"{number:08x}": 2 for number in range(20)}
 RECIPE: dict[str, Any] = {"clip": None, "groups": [{"name": "all", "match": ["*"], "learning_rate": 0.01}]}
@@ -53,6 +56,34 @@ def test_graphs_without_counted_changes_are_near_only_if_equal() -> None:
     same = profile(PATTERNS), profile(PATTERNS)
     equal = profile(PATTERNS, canonical_hash="c"), profile({}, canonical_hash="c")
     assert (families.compute_distance(*same), families.compute_distance(*equal)) == (1, 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("one", "other", "is_near"),
+    [
+        (("smear", {}), ("smear", {"qk_norm": False}), True),
+        (("moe", {}), ("moe", {"experts": 4}), True),
+        (("gpt", {"memory_rows": 64}), ("gpt", {"memory_rows": 64, "memory_orders": "2"}), True),
+        (("smear", {}), ("gpt", {"embedding_smear": False}), False),
+        (("smear", {}), ("moe", {}), False),
+        (("nanogpt", {}), ("rwkv5", {}), False),
+        (("gpt", {"softcap": 0.0}), ("gpt", {"backout": False}), False),
+    ],
+)
+def test_graphs_of_the_library_are_near_if_they_are_of_one_idea(
+    one: tuple[str, dict[str, Any]], other: tuple[str, dict[str, Any]], is_near: bool
+) -> None:
+    baseline, *summaries = (describe(name, **fields) for name, fields in (("gpt", {}), one, other))
+    distance = families.compute_distance(*(families.build_profile(summary, baseline) for summary in summaries))
+    assert (distance <= families.NEAR) is is_near
+
+
+@lru_cache
+def describe(name: str, **fields: Any) -> dict[str, Any]:
+    traced = trace(name, **fields)
+    parameters = sum(each.number_of_elements for each in traced.initialization.tensors if each.kind == "parameter")
+    return {"patterns": count_patterns(traced), "recipe": traced.recipe["recipe"], "parameters": parameters}
 
 
 @pytest.fixture
