@@ -199,9 +199,6 @@ class Entry(models.Model):
                 fields=["repository", "sha", "architecture", "track", "variant"],
                 name="one_entry_per_commit_and_architecture",
             ),
-            models.CheckConstraint(
-                condition=models.Q(waits_for=None) | models.Q(obstacle="family"), name="only_families_wait_for_an_entry"
-            ),
         ]
 
     def __str__(self) -> str:

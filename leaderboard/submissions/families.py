@@ -110,7 +110,7 @@ def rank_graphs(own: Profile, others: QuerySet[TracedGraph]) -> list[tuple[float
     Each is compared with the baseline of its own configuration, since rates follow from the size.
     """
     others = others.filter(baseline_graph__summary__has_key="patterns", summary__has_key="patterns")
-    baselines = dict(TracedGraph.objects.filter(compared_graphs__in=others).values_list("pk", "summary"))
+    baselines = dict(TracedGraph.objects.filter(pk__in=others.values("baseline_graph")).values_list("pk", "summary"))
     found: dict[int, float] = {}
     columns = [f"summary__{name}" for name in COMPARED]
     for entry, baseline, *values in others.values_list("entry", "baseline_graph", *columns):

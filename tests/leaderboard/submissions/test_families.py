@@ -7,7 +7,6 @@ from functools import lru_cache
 from typing import Any
 
 import pytest
-from django.db import IntegrityError
 from django.test import Client
 from django.utils import timezone
 
@@ -152,12 +151,6 @@ def test_maintainer_lets_a_waiting_entry_go_on(compared_track: Track) -> None:
     intake.approve_entry(near, near.sha, None)
     near.refresh_from_db()
     assert (near.state, near.obstacle, near.waits_for) == ("approved", "", None)
-
-
-def test_only_entries_of_a_family_wait_for_another(compared_track: Track) -> None:
-    entry = propose_idea(compared_track, 1, "aaaaaaaa")
-    with pytest.raises(IntegrityError):
-        Entry.objects.filter(pk=entry.pk).update(waits_for=entry)
 
 
 def test_entry_without_compared_baseline_has_no_family(open_track: Track) -> None:
