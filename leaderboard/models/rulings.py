@@ -107,11 +107,10 @@ class Ruling(models.Model):
             return entries.filter(pk__in=TracedGraph.objects.with_pattern(self.operator).values("entry"))
         if self.cap == "source_bytes":
             return entries.filter(source_bytes__gt=self.cap_value)
-        own, unit = read_number(self.cap), models.Value(1.0)
-        if self.cap == "scoring_flops":
-            name = "scoring_flops_per_token"
-            own, unit = read_number(name), read_number(name, "baseline_graph__summary")
-        above = TracedGraph.objects.annotate(own=own).filter(own__gt=unit * models.Value(self.cap_value))
+        is_relative = self.cap == "scoring_flops"
+        name = "scoring_flops_per_token" if is_relative else self.cap
+        unit = read_number(name, "baseline_graph__summary") if is_relative else models.Value(1.0)
+        above = TracedGraph.objects.annotate(own=read_number(name)).filter(own__gt=unit * models.Value(self.cap_value))
         return entries.filter(pk__in=above.values("entry"))
 
     def to_dict(self) -> RulingDict:

@@ -42,7 +42,7 @@ def build_profile(summary: Mapping[str, Any], baseline: Mapping[str, Any]) -> Pr
     patterns = {*summary.get("patterns", ())}, {*baseline.get("patterns", ())}
     changes = {f"+{one}" for one in patterns[0] - patterns[1]} | {f"-{one}" for one in patterns[1] - patterns[0]}
     if summary.get("recipe") and baseline.get("recipe"):  # graphs of older nodes have none
-        changes |= list_changed_settings(*(name_groups(each["recipe"]) for each in (summary, baseline)))
+        changes |= list_changed_settings(name_groups(summary["recipe"]), name_groups(baseline["recipe"]))
     return Profile(frozenset(changes), summary.get("parameters") or 0, summary.get("canonical_hash") or "")
 
 
@@ -176,7 +176,8 @@ def pool_multipliers(rows: Iterable[Standing]) -> PooledDict | None:
     7:177), the interval by Hartung and Knapp (2001, Statistics in Medicine 20:3875), never narrower than that of normal
     errors. It treats the members as independent; they share the baseline's ladder.
     """
-    from scipy.special import stdtrit  # here, because each process of the site imports this module
+    # here, because each process of the site imports this module
+    from scipy.special import stdtrit  # type: ignore[import-untyped]
 
     found = [(row.multiplier, row.multiplier_low, row.multiplier_high) for row in rows]
     known = [each for each in found if None not in each and 0 < each[1] < each[2] < math.inf]  # type: ignore[operator]
