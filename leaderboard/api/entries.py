@@ -83,7 +83,7 @@ def entries(
     rows = rows.filter(**{name: value for name, value in filters.items() if value})
     if like:
         if (profile := families.find_profile(like)) is None:
-            raise HttpError(404, "like: no graph that is compared with the baseline has this id or hash.")
+            raise HttpError(422, "like: no graph that is compared with the baseline has this id or hash.")
         ranked = families.rank_graphs(profile, TracedGraph.objects.filter(entry__in=rows.values("pk")))[:limit]
         found = rows.in_bulk([entry for _, entry in ranked])
         return {"items": [{**found[pk].to_dict(), "distance": distance} for distance, pk in ranked], "cursor": None}
