@@ -254,6 +254,7 @@ OUTBOX_HANDLERS: dict[str, str] = {
     "github.comment": "leaderboard.integrations.github.comments.update_comment",
     "github.check": "leaderboard.integrations.github.comments.update_check",
     "github.answer": "leaderboard.integrations.github.comments.post_answer",
+    "github.ruling": "leaderboard.integrations.github.comments.post_ruling",
     "github.commit": "leaderboard.integrations.github.commit_status.update_status",
     "run.request": "leaderboard.api.run_requests.process_run_request",
     "notice": "leaderboard.notifications.delivery.send_notice",

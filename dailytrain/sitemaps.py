@@ -11,7 +11,10 @@ from django.urls import reverse
 from leaderboard.models import Entry, Run, Track
 from scheduler.campaigns.models import Campaign
 
-PAGES = ("board", "queue", "calendar", "nodes", "campaigns", "sponsors", "try", "about", "learned", "acknowledgements")
+PAGES = (
+    *("board", "queue", "calendar", "nodes", "campaigns", "sponsors", "try", "about", "learned", "rulings"),
+    "acknowledgements",
+)
 
 
 class PageSitemap(Sitemap):  # type: ignore[type-arg]

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import datetime
 
-from leaderboard.models import Entry, Season, TracedGraph
+from django.utils import timezone
+
+from leaderboard.models import Entry, Ruling, Season, TracedGraph
 
 SENTENCE_LABELS = {
     "parameters": "trained parameters",
@@ -56,12 +59,21 @@ def format_number(number: float) -> str:
     return f"{number:,.0f}" if number >= 1000 or number == int(number) else f"{number:.3g}"
 
 
+def load_caps(season: Season, at: datetime) -> dict[str, float]:
+    """Return the caps of an entry of this time: the season's, and those of rulings before."""
+    caps = dict(season.caps)
+    ruled = Ruling.objects.in_force().filter(effect=Ruling.Effect.CAP, created_at__lte=at)
+    for name, value in ruled.values_list("cap", "cap_value"):
+        caps[name] = min(value, caps.get(name, value))
+    return caps
+
+
 def list_values(graph: TracedGraph) -> list[CappedValue]:
     """Return what the season caps, of a traced entry. Select `entry`, `season` and `baseline_graph` with the graph."""
     found = {name: graph.summary.get(name) for name in ("parameters", "stored_bytes", "constant_bytes")}
     found |= {"source_bytes": graph.entry.source_bytes, "scoring_flops": compare_scoring_flops(graph)}
     awaited = "scoring_flops" if needs_baseline_graph(graph) else ""
-    caps = {} if is_exempt(graph) else graph.season.caps
+    caps = {} if is_exempt(graph) else load_caps(graph.season, graph.entry.created_at)
     return [
         CappedValue(name, value, caps.get(name))
         for name, value in found.items()
@@ -83,7 +95,9 @@ def is_exempt(graph: TracedGraph) -> bool:
 
 def needs_baseline_graph(graph: TracedGraph) -> bool:
     """Whether a cap cannot be checked, since there is no graph of the baseline to compare with."""
-    return "scoring_flops" in graph.season.caps and not is_exempt(graph) and compare_scoring_flops(graph) is None
+    if is_exempt(graph) or compare_scoring_flops(graph) is not None:
+        return False
+    return "scoring_flops" in load_caps(graph.season, graph.entry.created_at)
 
 
 def explain_missing_baseline_graph(graph: TracedGraph) -> str:
@@ -109,4 +123,4 @@ def describe_cap_violations(graph: TracedGraph) -> str:
 
 def explain_source_excess(season: Season, source_bytes: int) -> str:
     """Return by how much an entry's source exceeds the cap; empty if it does not."""
-    return CappedValue("source_bytes", source_bytes, season.caps.get("source_bytes")).explain()
+    return CappedValue("source_bytes", source_bytes, load_caps(season, timezone.now()).get("source_bytes")).explain()

@@ -10,7 +10,7 @@ from celery import shared_task
 from django.db import transaction
 from django.utils import timezone
 
-from leaderboard import events, night_nodes, outbox, track_hours
+from leaderboard import events, night_nodes, outbox, rulings, track_hours
 from leaderboard.integrations.github import comments, deliveries
 from leaderboard.job_handlers import generation, score, swarm, train
 from leaderboard.models import Track
@@ -20,7 +20,7 @@ from leaderboard.rankings import confirmations, standings_store
 from leaderboard.schedule import ladder
 from leaderboard.schedule import nightly as nightly_runs
 from leaderboard.schedule.monthly import start_monthly_runs
-from leaderboard.submissions import policy, repositories, stations
+from leaderboard.submissions import families, policy, repositories, stations
 
 RETRIES = 20
 """Of a task that is due once a night or a month: after 1, 2, 4 and 8 minutes, then every ten, for three hours."""
@@ -93,6 +93,8 @@ def recompute_standings(track_id: int) -> None:
 def apply_policies() -> None:
     for track in Track.objects.filter(season__active=True, next_tracks__isnull=False).distinct():
         stations.move_entries_up(track)
+    families.place_entries()
+    rulings.apply_rulings()
     policy.decide_entries()
 
 

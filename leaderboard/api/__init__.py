@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 DESCRIPTION = """Runs, curves and scores, readable without a token. Times are ISO 8601 in UTC. FLOPs and seconds are
 plain numbers. Losses are nats per token unless they are called bits per byte. An error is one message, in `detail`.
 With `?format=csv` any answer is a table."""
-LISTS = ("tracks", "entries", "runs", "nodes", "sponsors", "queue", "calendar", "campaigns")
+LISTS = ("tracks", "entries", "runs", "nodes", "sponsors", "queue", "calendar", "campaigns", "rulings")
 TOKEN_REQUIRED = "A valid token is required: Authorization: Bearer <token>. Create one at /accounts/tokens/."  # noqa: S105
 MAX_VALIDATION_ERRORS = 5  # in one response
 

@@ -8,23 +8,44 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404
 from django.utils import timezone
 from ninja import Router
+from ninja.errors import HttpError
+from typing_extensions import TypedDict
 
 from leaderboard.api.pagination import Cursor, Limit, Page, paginate, parse_states
 from leaderboard.graphs import GraphFileDict, list_download_links
 from leaderboard.integrations.github import comment_text
-from leaderboard.models import Entry, Run
+from leaderboard.models import Entry, Ruling, Run, TracedGraph
 from leaderboard.models.entries import EntryDict
+from leaderboard.models.rulings import RulingDict
 from leaderboard.models.runs import RunDict
 from leaderboard.models.standings import EstimateDict
 from leaderboard.rankings.standings_store import load_standings
-from leaderboard.submissions import run_estimates, stations
+from leaderboard.submissions import families, run_estimates, stations
+from leaderboard.submissions.families import PooledDict
 from leaderboard.submissions.stations import StationDict
 
 router = Router()
 
 
+class EntryRow(EntryDict):
+    distance: float | None  # from the graph that `like` names; null without it
+
+
 class EntryPage(Page):
-    items: list[EntryDict]
+    items: list[EntryRow]
+
+
+class MemberDict(EntryRow):
+    multiplier: float | None
+    low: float | None  # of the 95 % interval
+    high: float | None
+
+
+class FamilyDict(TypedDict):
+    family: int  # its first entry
+    track: str
+    pooled: PooledDict | None  # null: fewer than two members have an interval
+    members: list[MemberDict]
 
 
 class EntryDetail(EntryDict):
@@ -44,15 +65,55 @@ def entries(
     state: str = "",
     track: str = "",
     author: str = "",
+    pattern: str = "",
+    like: str = "",
     cursor: Cursor = None,
     limit: Limit = 50,
 ) -> EntryPage:
-    """Entries, newest first. `state` takes several states, separated by commas."""
+    """Entries, newest first. `state` takes several states, separated by commas.
+
+    `pattern`: an operator that the graph calls, such as `aten::cumsum`, or one of the patterns of `dailytrain graph
+    --json`. `like`: an entry's id, a graph's `hash` or `canonical_hash`, or several patterns separated by commas; then
+    the nearest entries come first, in one page.
+    """
     rows = Entry.objects.select_related("track")
+    if pattern:
+        rows = rows.filter(graphs__in=TracedGraph.objects.with_pattern(pattern)).distinct()
     filters = {"state__in": parse_states(state, Entry.State), "track__slug": track, "author__iexact": author}
     rows = rows.filter(**{name: value for name, value in filters.items() if value})
+    if like:
+        if (profile := families.find_profile(like)) is None:
+            raise HttpError(422, "like: no graph that is compared with the baseline has this id or hash.")
+        ranked = families.rank_graphs(profile, TracedGraph.objects.filter(entry__in=rows.values("pk")))[:limit]
+        found = rows.in_bulk([entry for _, entry in ranked])
+        return {"items": [{**found[pk].to_dict(), "distance": distance} for distance, pk in ranked], "cursor": None}
     page, links = paginate(rows, cursor, limit)
-    return {"items": [entry.to_dict() for entry in page], **links}
+    return {"items": [{**entry.to_dict(), "distance": None} for entry in page], **links}
+
+
+@router.get("/families/{entry_id}", response=FamilyDict)
+def get_family(request: HttpRequest, entry_id: int) -> FamilyDict:
+    """A family of near entries, by its first one, with one pooled multiplier by FLOPs (random effects)."""
+    first = get_object_or_404(Entry.objects.select_related("track"), pk=entry_id, family=entry_id)
+    members = families.list_members(first)
+    rows = [
+        {
+            **member.entry.to_dict(),
+            "distance": member.distance,
+            "multiplier": member.row.multiplier if member.row else None,
+            "low": member.row.multiplier_low if member.row else None,
+            "high": member.row.multiplier_high if member.row else None,
+        }
+        for member in members
+    ]
+    pooled = families.pool_multipliers(member.row for member in members if member.row)
+    return {"family": entry_id, "track": first.track.slug, "pooled": pooled, "members": rows}
+
+
+@router.get("/rulings", response=list[RulingDict])
+def rulings(request: HttpRequest) -> list[RulingDict]:
+    """All rulings, newest first: public decisions about which entries do not rank, and new caps."""
+    return [ruling.to_dict() for ruling in Ruling.objects.prefetch_related("entries")]
 
 
 @router.get("/entries/{entry_id}", response=EntryDetail)

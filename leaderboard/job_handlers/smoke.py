@@ -134,6 +134,8 @@ def store_smoke_result(entry: Entry, passed: bool | None, message: str, numbers:
         smoke={**numbers, "passed": passed},
         smoke_sentence=message,
         obstacle="",
+        waits_for=None,
+        family=entry if entry.family_id == entry.pk else None,  # its graph may be another
     )
     entry.refresh_from_db()
 

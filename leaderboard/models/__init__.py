@@ -14,6 +14,7 @@ from leaderboard.models.notebooks import NotebookPart
 from leaderboard.models.outbox import OutboxMessage
 from leaderboard.models.publications import Publication
 from leaderboard.models.replays import Replay
+from leaderboard.models.rulings import Ruling
 from leaderboard.models.runs import Run
 from leaderboard.models.seasons import Season, SeasonFile
 from leaderboard.models.standings import Standing, StandingsTable
@@ -39,6 +40,7 @@ __all__ = [
     "Publication",
     "PullRequest",
     "Replay",
+    "Ruling",
     "Run",
     "Sample",
     "Score",

@@ -33,6 +33,9 @@ class EntryDict(TypedDict):
     is_held: bool
     obstacle: str  # why the track's policy does not approve it; empty if it does, or has not decided
     duplicate_of: int | None
+    waits_for: int | None  # the entry of its family that goes first
+    family: int | None  # the first entry of its family, which may be itself; null: not compared yet
+    ruling: int | None  # by which it does not rank
     changed_files: list[str]
     bundle: str | None
     created_at: str
@@ -72,7 +75,9 @@ class Entry(models.Model):
         REOPENED = "reopened", "It was approved automatically before, so a maintainer decides."
         SMOKE = "smoke", "Its smoke test has not passed."
         CAPS = "caps", "It has no graph within the season's caps."
+        RULING = "ruling", "By a ruling it does not rank."
         DUPLICATE = "duplicate", "Another entry has the same graph and recipe."
+        FAMILY = "family", "A near entry goes first; this one is decided by itself once that has a verdict."
         ANONYMOUS = "anonymous", "Its author is not known to GitHub or this site, so a maintainer decides."
         UNKNOWN = "unknown", "Its author has no scored entry yet, so a maintainer decides."
         AUTHOR_HOURS = "author_hours", "Its author's GPU-hours of a day are used; it is decided again by itself."
@@ -152,6 +157,30 @@ class Entry(models.Model):
     )
     obstacle = models.CharField(max_length=12, choices=Obstacle.choices, blank=True, default="", db_default="")
     duplicate_of = models.ForeignKey("self", null=True, blank=True, on_delete=models.SET_NULL, related_name="+")
+    family = models.ForeignKey(
+        "self",
+        null=True,
+        blank=True,
+        on_delete=models.SET_NULL,
+        related_name="members",
+        help_text="The first entry of its family, which may be itself. Empty: not compared yet.",
+    )
+    waits_for = models.ForeignKey(
+        "self",
+        null=True,
+        blank=True,
+        on_delete=models.SET_NULL,
+        related_name="+",
+        help_text="The entry of its family that goes first.",
+    )
+    ruling = models.ForeignKey(
+        "leaderboard.Ruling",
+        null=True,
+        blank=True,
+        on_delete=models.SET_NULL,
+        related_name="entries",
+        help_text="The ruling in force by which it does not rank.",
+    )
     policy_approved_at = models.DateTimeField(
         null=True, blank=True, help_text="When its track's policy approved it. It stays after a withdrawal."
     )
@@ -169,7 +198,7 @@ class Entry(models.Model):
             models.UniqueConstraint(
                 fields=["repository", "sha", "architecture", "track", "variant"],
                 name="one_entry_per_commit_and_architecture",
-            )
+            ),
         ]
 
     def __str__(self) -> str:
@@ -202,6 +231,9 @@ class Entry(models.Model):
             repository=self.public_repository,
             track=self.track.slug,
             duplicate_of=self.duplicate_of_id,
+            waits_for=self.waits_for_id,
+            family=self.family_id,
+            ruling=self.ruling_id,
             created_at=self.created_at.isoformat(),
             page=self.get_absolute_url(),
         )

@@ -16,6 +16,12 @@ class TracedGraphQuerySet(models.QuerySet["TracedGraph"]):
         """Return traced ones within the season's caps."""
         return self.filter(problem="").exclude(hash="")
 
+    def with_pattern(self, pattern: str) -> TracedGraphQuerySet:
+        """Return those that call an operator (`aten::cumsum`) or have a pattern of `dailytrain graph --json`."""
+        calls = {f"summary__calls__{part}__has_key": pattern for part in ("features", "logits")}
+        called = models.Q(**calls, _connector=models.Q.OR)
+        return self.filter(called if "::" in pattern else models.Q(summary__patterns__has_key=pattern))
+
 
 class TracedGraph(models.Model):
     """An entry traced at one configuration by one smoke job. Pending until it has a hash or a problem.

@@ -122,7 +122,7 @@ class Track(models.Model):
     class Approval(models.TextChoices):
         """Whose traced entries are approved without a maintainer, within `ApprovalLimits`."""
 
-        MAINTAINER = "maintainer", "nobody's: a maintainer approves each commit"
+        MAINTAINER = "maintainer", "no author's: a maintainer approves each commit"
         KNOWN = "known", "authors with a scored entry"
         ANYONE = "anyone", "anyone signed in to GitHub"
 

@@ -19,6 +19,7 @@ EXCLUDED_TRUST = {Run.Trust.PROVISIONAL: "Nothing vouches for its node yet.", Ru
 """Trust of runs that are shown and not compared, and why."""
 NO_GRAPH = "It was not trained from a graph, and this track compares graphs only."
 PASSES_DIFFER = "A run of its entry predicts otherwise by its training graph than by its evaluation graph."
+RULED_OUT = "Its entry does not rank, by ruling {}."
 READS_AHEAD = "A run of its entry reads later tokens: the score's correction for them is beyond rounding."
 
 
@@ -56,6 +57,8 @@ class ScoredRun:
     """Over the track's lm-eval tasks, from 0 (chance) to 1 (all correct)."""
     broke_record: bool = False
     """Whether its entry's confirmation runs broke the record in its season, now or once."""
+    ruling: int | None = None
+    """By which its entry does not rank."""
     is_traced: bool = False
     """Whether its track compares graphs."""
     graph: str | None = None
@@ -96,6 +99,7 @@ RUN_COLUMNS: dict[str, str] = {
     "seconds": "train_seconds",
     **{name: f"entry__{name}" for name in ("title", "architecture", "author", "kind", "sha", "repository")},
     "broke_record": "broke_record",
+    "ruling": "entry__ruling",
     "is_traced": "track__is_traced",
     "graph": "graph__hash",
     **{name: f"graph__summary__{name}" for name in ("stored_bytes", "constant_bytes")},
@@ -156,6 +160,8 @@ def select_eligible_runs(
     for run in runs:
         if run.purpose == Run.Purpose.MONTHLY:
             left_out.append((run, "It ran on the monthly train, with more than the track's budget."))
+        elif run.ruling:
+            left_out.append((run, RULED_OUT.format(run.ruling)))
         elif run.lacks_graph:
             left_out.append((run, NO_GRAPH))
         elif run.entry in reading_ahead:

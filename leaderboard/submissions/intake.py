@@ -213,7 +213,7 @@ def submit_entry(
     """Return the entry of a commit, architecture, track and variant, which is created if it is new. `sha` may be a
     branch.
 
-    A traced architecture starts on the first track of the chain, unless it `skips_stations`.
+    A traced architecture starts on the first track of the chain, unless it is on one already or `skips_stations`.
     An empty `architecture` means the one whose file the commit changes. A commit that changes notebooks and no
     architecture is a notebook entry; its `architecture` is the notebook's name. Raises IntakeError.
     """
@@ -235,7 +235,7 @@ def submit_entry(
     else:
         architecture = choose_architecture(commit, architecture)
         if kind == Entry.Kind.ARCHITECTURE and not skips_stations:
-            track = [*track.list_earlier(), track][0]
+            track = choose_station(commit, architecture, variant, track)
         check_size(track, architecture, config or {})
     if url and not web_address(url):
         raise IntakeError(f"The address {url!r} must begin with https:// or http://.")
@@ -266,6 +266,15 @@ def choose_architecture(commit: CommitSummary, requested: str) -> str:
         known = ", ".join(sorted({*commit.architectures, *commit.presets})) or "none"
         raise IntakeError(f"The commit has no architecture {architecture!r}; it has {known}.")
     return architecture
+
+
+def choose_station(commit: CommitSummary, architecture: str, variant: str, track: Track) -> Track:
+    """Return the first track of the chain, or the first one that the entry is on: the chain may be younger."""
+    way = [*track.list_earlier(), track]
+    entered = Entry.objects.filter(
+        repository=commit.repository, sha=commit.sha, architecture=architecture, variant=variant, track__in=way
+    ).values_list("track", flat=True)
+    return next((station for station in way if station.pk in entered), way[0])
 
 
 def check_size(track: Track, architecture: str, config: Mapping[str, Any]) -> None:
@@ -374,6 +383,8 @@ def approve_entry(
             approved_by=user,
             approved_at=timezone.now(),
             reason="",
+            obstacle="",
+            waits_for=None,
         )
         entry.refresh_from_db()
         if entry.state != Entry.State.APPROVED:
@@ -479,7 +490,7 @@ def close_entry(entry: Entry, to: Entry.State, reason: str, actor: str, since: C
         runs.lock_jobs(entry)
         graphs.lock_season(entry.track.season_id)
         message = f"Entry {to}: {reason}"
-        if not transition(entry, to, since=since, actor=actor, message=message, reason=reason[:500]):
+        if not transition(entry, to, since=since, actor=actor, message=message, reason=reason[:500], waits_for=None):
             if entry.state == to:
                 return
             raise IntakeError(f"This entry is {entry.state}, so it cannot be {to}.")

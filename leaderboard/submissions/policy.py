@@ -17,7 +17,7 @@ from django.utils import timezone
 from leaderboard import caps, graphs, runs
 from leaderboard.models import ApprovalLimits, Entry, Run, TracedGraph, Track
 from leaderboard.rankings.trust import RELIABLE
-from leaderboard.submissions import intake
+from leaderboard.submissions import families, intake
 from scheduler import matching
 from scheduler.models import SITE_ACTOR, Event
 
@@ -58,31 +58,36 @@ def decide_entry(entry: Entry) -> bool:
     entry = rows.select_related("track__season", "pull_request").get(pk=entry.pk)
     if entry.state != Entry.State.PROPOSED or entry.track.approval == Track.Approval.MAINTAINER:
         return False
-    graph = find_graph(entry)
+    graph = families.find_graph(entry)
     if graph is not None and caps.needs_baseline_graph(graph):
         return False  # its smoke test continues with the baseline
     limits = ApprovalLimits.objects.select_for_update().get(pk=ApprovalLimits.load().pk)
     twin = find_duplicate(entry, graph) if graph is not None else None
+    first = families.find_first_runner(entry) if entry.family_id else None
     now, hours = timezone.now(), compute_hours(entry.track)
-    obstacle = find_obstacle(entry, graph, twin) or find_limit(entry, limits, hours, now)
+    obstacle = find_obstacle(entry, graph, twin, first) or find_limit(entry, limits, hours, now)
     if obstacle:
-        store_obstacle(entry, obstacle, twin)
+        store_obstacle(entry, obstacle, twin, first if obstacle == Obstacle.FAMILY else None)
         return False
-    Entry.objects.filter(pk=entry.pk).update(policy_approved_at=now, policy_hours=hours, obstacle="", duplicate_of=None)
+    decided = {"obstacle": "", "duplicate_of": None, "waits_for": None}
+    Entry.objects.filter(pk=entry.pk).update(policy_approved_at=now, policy_hours=hours, **decided)
     message = f"Approved by the policy of {entry.track.name}: {hours:.2g} GPU-hours."
     Event.record(SITE_ACTOR, entry, message, "policy.approved")
     intake.approve_entry(entry, entry.sha, None)
     return True
 
 
-def store_obstacle(entry: Entry, obstacle: Obstacle, twin: Entry | None) -> None:
-    changed = Entry.objects.filter(pk=entry.pk).exclude(obstacle=obstacle, duplicate_of=twin)
-    if changed.update(obstacle=obstacle, duplicate_of=twin):
+def store_obstacle(entry: Entry, obstacle: Obstacle, twin: Entry | None, first: Entry | None) -> None:
+    found = {"obstacle": obstacle, "duplicate_of": twin, "waits_for": first}
+    if Entry.objects.filter(pk=entry.pk).exclude(**found).update(**found):
         Event.record(SITE_ACTOR, entry, f"Not approved automatically: {obstacle.label}", f"policy.{obstacle}")
 
 
-def find_obstacle(entry: Entry, graph: TracedGraph | None, twin: Entry | None) -> Obstacle | None:
-    """Return what prevents the approval, apart from the limits of a day. `twin`: an entry with the same graph."""
+def find_obstacle(entry: Entry, graph: TracedGraph | None, twin: Entry | None, first: Entry | None) -> Obstacle | None:
+    """Return what prevents the approval, apart from the limits of a day.
+
+    `twin`: an entry with the same graph. `first`: one of its family that runs.
+    """
     author = match_author(entry)
     if entry.is_held:
         return Obstacle.HELD
@@ -94,13 +99,15 @@ def find_obstacle(entry: Entry, graph: TracedGraph | None, twin: Entry | None) -
         return Obstacle.SMOKE
     if graph is None:
         return Obstacle.CAPS
+    if entry.ruling_id is not None:
+        return Obstacle.RULING
     if twin is not None:
         return Obstacle.DUPLICATE
     if author is None:
         return Obstacle.ANONYMOUS
     if entry.track.approval == Track.Approval.KNOWN and not has_scored_entry(author):
         return Obstacle.UNKNOWN
-    return None
+    return Obstacle.FAMILY if first is not None else None
 
 
 def find_limit(entry: Entry, limits: ApprovalLimits, hours: float, now: datetime) -> Obstacle | None:
@@ -111,12 +118,6 @@ def find_limit(entry: Entry, limits: ApprovalLimits, hours: float, now: datetime
     if count_hours(author, now) + hours > limits.author_hours:
         return Obstacle.AUTHOR_HOURS
     return Obstacle.SITE_HOURS if count_hours(Q(), now) + hours > limits.site_hours else None
-
-
-def find_graph(entry: Entry) -> TracedGraph | None:
-    """Return the graph that its smoke test left, if it is within the season's caps."""
-    found = entry.graphs.usable().filter(track=entry.track_id, season=entry.track.season_id, job=entry.smoke_job_id)
-    return found.select_related("entry", "season", "baseline_graph").first()
 
 
 def find_duplicate(entry: Entry, graph: TracedGraph) -> Entry | None:

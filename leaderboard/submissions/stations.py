@@ -75,7 +75,7 @@ def move_entries_up(track: Track) -> int:
     better = Standing.objects.filter(table__track=track, table__axis="flops", multiplier_low__gt=1, is_baseline=False)
     entries = Entry.objects.approved().filter(kind=Entry.Kind.ARCHITECTURE, is_held=False, standings__in=better)
     count = 0
-    for entry in entries.select_related("track"):
+    for entry in entries.filter(ruling=None).select_related("track"):
         for following in next_tracks.exclude(entries__in=find_entries(entry)):
             _, created = enter_station(entry, following, SITE_ACTOR)
             count += created

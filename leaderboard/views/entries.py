@@ -39,8 +39,8 @@ class RunGroup:
 
 @require_safe
 def entry(request: HttpRequest, entry_id: int) -> HttpResponse:
-    entries = Entry.objects.select_related("track__season", "smoke_job", "pull_request", "duplicate_of")
-    entry = get_object_or_404(entries, pk=entry_id)
+    related = ("track__season", "smoke_job", "pull_request", "duplicate_of", "waits_for", "family", "ruling")
+    entry = get_object_or_404(Entry.objects.select_related(*related), pk=entry_id)
     table = load_standings(entry.track, parse_axis(request.GET))
     rows = load_rows(table, entry)
     runs = list(entry.runs.select_related("entry", "track").order_by("-created_at")[:MAX_RUNS])

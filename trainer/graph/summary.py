@@ -40,6 +40,7 @@ def describe_traced(traced: TracedArchitecture) -> dict[str, Any]:
         "hash": traced.compute_hash(),
         "canonical_hash": compute_canonical_hash(traced),
         "patterns": count_patterns(traced),
+        "recipe": traced.recipe["recipe"],
         "vocabulary_size": traced.recipe["vocabulary_size"],
         "sequence_length": tokens,
         "parameters": elements["parameter"],

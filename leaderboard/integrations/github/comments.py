@@ -15,10 +15,10 @@ from leaderboard import outbox
 from leaderboard.integrations.github import client, comment_text, entry_status
 from leaderboard.integrations.github.client import Client
 from leaderboard.integrations.github.connection import NotFoundError
-from leaderboard.models import Entry, OutboxMessage, PullRequest, Run
+from leaderboard.models import Entry, OutboxMessage, PullRequest, Ruling, Run
 from scheduler.models import Event
 
-COMMENT, CHECK, ANSWER = "github.comment", "github.check", "github.answer"
+COMMENT, CHECK, ANSWER, RULING = "github.comment", "github.check", "github.answer", "github.ruling"
 MAX_COMMANDS = 20  # the last ones, for the comment
 TARGET_KINDS = ("entry", "run", "job")
 
@@ -41,6 +41,7 @@ def update_pull_requests(events: Sequence[Event]) -> None:
         *entries.filter(runs__in=ids["run"]),
         *entries.filter(runs__job__in=ids["job"]),
         *entries.filter(runs__score_job__in=ids["job"]),
+        *entries.filter(duplicate_of__runs__in=ids["run"]),
         *entries.filter(smoke_job__in=ids["job"]),
     }
     for entry in sorted(changed, key=lambda entry: entry.pk):
@@ -151,3 +152,15 @@ def post_answer(message: OutboxMessage) -> Mapping[str, Any]:
         if comment.is_own and comment.body.startswith(comment_text.ANSWER) and comment.id < comment_id:
             github.minimize_comment(comment.node_id)
     return {"comment": comment_id}
+
+
+def post_ruling(message: OutboxMessage) -> Mapping[str, Any]:
+    """Handle `github.ruling`: create, or update, the one comment about a ruling."""
+    pull = PullRequest.objects.get(pk=message.payload["pull"])
+    ruling = Ruling.objects.get(pk=message.payload["ruling"])
+    mark = f"<!-- dailytrain:ruling:{ruling.pk} -->"
+    entries = list(Entry.objects.filter(pull_request=pull, ruling=ruling))
+    body = comment_text.render_markdown("ruling.md", {"mark": mark, "ruling": ruling, "entries": entries})
+    github = client.get_client(pull.repository)
+    comment_id = message.result.get("comment") or find_own_comment(github, pull.number, mark)
+    return {"comment": write_comment(github, pull.number, comment_id, body)}

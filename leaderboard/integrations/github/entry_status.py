@@ -41,7 +41,7 @@ def get_entry_status(entry: Entry, now: datetime) -> EntryStatus:
     if not is_active and (state := get_smoke_status(entry)):
         return state
     if entry.state != Entry.State.APPROVED:
-        return get_approval_status(entry)
+        return get_approval_status(entry, now)
     return get_runs_status(entry, runs, now)
 
 
@@ -63,7 +63,7 @@ def get_smoke_status(entry: Entry) -> EntryStatus | None:
     return None
 
 
-def get_approval_status(entry: Entry) -> EntryStatus:
+def get_approval_status(entry: Entry, now: datetime) -> EntryStatus:
     smoke = f" {entry.smoke_sentence}" if entry.smoke_sentence else ""
     message = f"Commit `{entry.sha[:8]}` waits for a maintainer to read and approve it.{smoke}"
     todo = f"A maintainer reads the diff, then writes `/approve {entry.sha[:8]}` here or approves it in the admin."
@@ -71,7 +71,9 @@ def get_approval_status(entry: Entry) -> EntryStatus:
         todo += " Before that, `/train smoke` by a maintainer starts the smoke test."
     if entry.track.approval != Track.Approval.MAINTAINER and not entry.needs_person:
         obstacle = entry.get_obstacle_display() or "Its track's policy decides within a minute."
-        message = f"Commit `{entry.sha[:8]}` is not approved yet. {obstacle}{smoke}"
+        twin = entry.duplicate_of if entry.obstacle == Entry.Obstacle.DUPLICATE else None
+        verdict = f" Its verdict: {get_entry_status(twin, now).line}" if twin else ""
+        message = f"Commit `{entry.sha[:8]}` is not approved yet. {obstacle}{smoke}{verdict}"
         todo = "" if entry.obstacle else "nothing, the decision comes by itself."
     return EntryStatus("Waits for approval", message, todo)
 

@@ -20,7 +20,6 @@ from leaderboard.models import (
     Entry,
     PullRequest,
     Run,
-    Season,
     Standing,
     StandingsTable,
     TracedGraph,
@@ -33,40 +32,10 @@ from leaderboard.submissions.intake import IntakeError
 from scheduler import leases
 from scheduler.models import Event, Node
 from tests.leaderboard.conftest import Repository
+from tests.leaderboard.submissions.conftest import decide, propose_entry
 from tests.support import scene
-from tests.support.graph_jobs import attach_graph, store_graph
+from tests.support.graph_jobs import attach_graph
 from tests.support.node_jobs import finish_job
-
-HOUR = {"expected_seconds": 3600.0, "is_traced": True, "approval": Track.Approval.ANYONE}
-
-
-@pytest.fixture
-def open_track(track: Track) -> Track:
-    """A traced track of an hour that approves anyone's entries."""
-    Track.objects.filter(pk=track.pk).update(**HOUR)
-    Season.objects.update(caps={}, vocabulary_size=512)
-    ApprovalLimits.objects.create(pk=1, author_hours=2, site_hours=3)
-    return Track.objects.select_related("season").get(pk=track.pk)
-
-
-def propose_entry(track: Track, number: int, author: int | None = 1, **fields: Any) -> Entry:
-    """Create an entry of a pull request whose smoke test passed; `number` is that of its graph."""
-    pull = PullRequest.objects.get_or_create(number=author or 0, defaults={"author_id": author})[0]
-    known = {"state": Entry.State.PROPOSED, "sha": f"{Entry.objects.count():040x}", "pull_request": pull}
-    entry = scene.create_entry(track, f"Idea {number}", **{**known, **fields})
-    graph = store_graph(entry)
-    graph.hash = f"{number:064x}"
-    graph.save()
-    smoke = fields.get("smoke", {"passed": True})
-    Entry.objects.filter(pk=entry.pk).update(smoke=smoke, smoke_job=graph.job, bundle=graph.job.release)
-    entry.refresh_from_db()
-    return entry
-
-
-def decide(entry: Entry) -> tuple[str, str]:
-    policy.decide_entries()
-    entry.refresh_from_db()
-    return entry.state, entry.obstacle
 
 
 def add_scored_run(entry: Entry) -> None:
@@ -242,7 +211,7 @@ def test_status_of_duplicate_names_the_reason(open_track: Track) -> None:
     propose_entry(open_track, 1)
     copy = propose_entry(open_track, 1, author=2)
     decide(copy)
-    status = entry_status.get_approval_status(copy)
+    status = entry_status.get_approval_status(copy, copy.created_at)
     assert "Another entry has the same graph and recipe." in status.line
     assert "maintainer" not in status.todo
 

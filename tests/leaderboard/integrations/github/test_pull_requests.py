@@ -9,8 +9,9 @@ import pytest
 from django.contrib.auth.models import User
 from django.core.cache import caches
 
+from leaderboard import rulings
 from leaderboard.integrations.github import sync
-from leaderboard.models import Entry, OutboxMessage, PullRequest, Run, Track
+from leaderboard.models import Entry, OutboxMessage, PullRequest, Ruling, Run, Track
 from leaderboard.submissions import intake
 from scheduler.models import Node
 from tests.leaderboard.conftest import finish_run
@@ -91,6 +92,24 @@ def test_commit_that_git_refuses_is_not_tried_again(pull: PullRequestAuthor) -> 
     assert "duplicateEntries" in pull.comment
     assert "tried again" not in pull.comment
     assert OutboxMessage.objects.get(kind=sync.SYNC).state == OutboxMessage.State.DONE
+
+
+def test_pull_request_gets_one_comment_about_a_ruling(pull: PullRequestAuthor) -> None:
+    pull.open()
+    entry = Entry.objects.get()
+    ruling = Ruling.objects.create(text="It peeks.", scope="entries")
+    ruling.listed.add(entry)
+    rulings.apply_rulings()
+    pull.process_pending_work()
+    mark = f"<!-- dailytrain:ruling:{ruling.pk} -->"
+    [comment] = [body for body in pull.comments if body.startswith(mark)]
+    assert "1 entry of this pull request does not rank.**" in comment
+    assert "It peeks." in comment
+    assert f"/entries/{entry.pk}/" in comment
+    rulings.revoke_ruling(ruling, "mara")
+    pull.process_pending_work()
+    [comment] = [body for body in pull.comments if body.startswith(mark)]
+    assert "no longer concerns this pull request: it is revoked.**" in comment
 
 
 # --- pushes, closing, order ------------------------------------------------------------------------------------------
