@@ -10,7 +10,7 @@ from django.db import migrations, models
 class Migration(migrations.Migration):
 
     dependencies = [
-        ('leaderboard', '0022_approval_by_policy'),
+        ('leaderboard', '0001_squashed_0022_approval_by_policy'),
         migrations.swappable_dependency(settings.AUTH_USER_MODEL),
     ]
 
