@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import sys
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from torch import Tensor
 
 from benchmarks import peers
 from benchmarks.contenders import base, nanochat, ours
-from benchmarks.contenders.base import SEQUENCE_LENGTH, Factors, Plan, Size, train_contender
+from benchmarks.contenders.base import Factors, Plan, Size
 from benchmarks.contenders.results import Entry, Trainer
 from trainer.data.dataset import Dataset
 
@@ -98,16 +97,6 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("nanochat", "nanochat.gpt"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     return tmp_path / "checkout"
-
-
-def make_plan(factors: Factors = Factors(), size: Size = SIZE) -> Plan:  # noqa: B008  (it is frozen)
-    return Plan(size, factors, 1, 320, 2 * SEQUENCE_LENGTH, size.budget)
-
-
-def test_nanochat_adapter_trains_a_checkout(checkout: Path, dataset_folder: Path) -> None:
-    outcome = train_contender(partial(nanochat.Nanochat, path=checkout), make_plan(), Dataset.open(dataset_folder))
-    assert outcome.flops / outcome.tokens == 6 * 64 * 320 - 2 * 64 * 320 + 2 * 64 * 320
-    assert outcome.bits_per_byte > 0
 
 
 @pytest.mark.parametrize("name", ["gpt with memory", "nanochat"])
