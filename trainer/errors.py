@@ -204,9 +204,8 @@ def is_backend_failure(error: BaseException | None) -> bool:
         inner = getattr(error, "inner_exception", None)  # of torch._dynamo's BackendCompilerFailed
         if is_out_of_memory(error) or is_out_of_memory(inner):
             return False
-        if name in ("BackendCompilerFailed", "InternalTorchDynamoError") or module.startswith(
-            ("torch._inductor.", "triton.")
-        ):
+        is_generator = module.startswith(("torch._inductor.", "triton."))
+        if is_generator or name in ("BackendCompilerFailed", "InternalTorchDynamoError"):
             return True
         error = error.__cause__
     return False

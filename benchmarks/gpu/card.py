@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
-import sys
 from typing import Any
 
 import torch
@@ -35,14 +34,6 @@ PRODUCTS = {
 }
 """Sizes m, k, n of a product [m, k] @ [k, n]."""
 WINDOWS = (None, 1024, 768, 512)
-ALLOCATOR = """
-import torch
-from trainer.distributed.devices import select_device
-select_device("cuda", 1)
-torch.cuda.get_device_properties(0)
-torch.zeros(1, device="cuda")
-print(torch.cuda.memory._snapshot()["allocator_settings"]["expandable_segments"])
-"""
 
 
 def measure_card() -> None:
@@ -55,13 +46,7 @@ def measure_card() -> None:
         facts |= {"gpu": properties.name, "gib": round(properties.total_memory / 2**30, 1), "clock": read_clock()}
     newer = kernels.activate_flash_attention(device) if device.type == "cuda" else None
     emit(**facts, attention=kernels.describe_kernels(device), newer_flash=newer)
-    for part in (
-        check_allocator,
-        check_attention,
-        time_products,
-        time_attention,
-        check_recurrence,
-    ):
+    for part in (check_attention, time_products, time_attention, check_recurrence):
         with report_failure(part.__name__):
             part(device)
 
@@ -70,13 +55,6 @@ def read_clock() -> str:
     query = "clocks.sm,clocks.mem,power.draw,temperature.gpu,driver_version"
     command = ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader"]
     return subprocess.run(command, capture_output=True, text=True).stdout.strip()
-
-
-def check_allocator(device: torch.device) -> None:
-    """Has the allocator of a process that trains read its setting?"""
-    if device.type == "cuda":
-        done = subprocess.run([sys.executable, "-c", ALLOCATOR], capture_output=True, text=True, timeout=90)
-        emit(expandable_segments=done.stdout.strip() or done.stderr.strip()[-300:])
 
 
 def check_attention(device: torch.device) -> None:

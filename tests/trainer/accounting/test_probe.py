@@ -26,14 +26,3 @@ def test_probe_prints_a_reading_as_json_or_text(capsys: pytest.CaptureFixture[st
     assert reading.loss == measure(SMALL).loss
     assert main([*FLAGS, "--precision", "bf16"]) == 0
     assert "tokens/s, spread" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("flag", "value", "problem"),
-    [("--width", "100", "a multiple of 64"), ("--sequence-length", "1", "greater than or equal to 8")],
-)
-def test_probe_invalid_flag_prints_one_line(
-    flag: str, value: str, problem: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main([flag, value]) == 2
-    assert capsys.readouterr() == ("", f"trainer.accounting.probe: {flag}: Input should be {problem}\n")

@@ -43,8 +43,6 @@ CHUNKED = {
     for strategy, gradients in (("zero2", "truncated"), ("fsdp", "through"), ("zero2", "through"))
 }
 """RWKV-5 on rows in chunks, whose state crosses passes of the sharded module."""
-WRONG = ("--train.strategy", "fsdp", "--train.compile", "true")
-"""Flags of the run `wrong`, whose compiler computes no gradients."""
 
 
 def get_flags(run: str) -> tuple[str, ...]:
@@ -63,4 +61,5 @@ if __name__ == "__main__":
         assert train(stopped, *flags, tiny=tiny, stop_after=3) == errors.ExitCode.INTERRUPTED
         assert train(stopped, *flags, tiny=tiny) == errors.ExitCode.OK
     compilation.BACKEND = compile_with_zero_gradients
-    assert train(Path(out) / "wrong", *get_flags("wrong"), *common, *WRONG) == errors.ExitCode.INFRASTRUCTURE
+    flags = (*get_flags("wrong"), *common, *RUNS["fsdp, compiled"])
+    assert train(Path(out) / "wrong", *flags) == errors.ExitCode.INFRASTRUCTURE

@@ -17,7 +17,7 @@ from trainer.models.base import LanguageModel
 from trainer.scoring import text_score, tf32
 from trainer.scoring.model_scorer import ModelScorer, replace_later_tokens
 from trainer.scoring.text_score import describe_checks
-from trainer.scoring.tf32 import compare_precisions, round_products
+from trainer.scoring.tf32 import compare_precisions
 
 
 class FixedLogits(LanguageModel):
@@ -123,14 +123,6 @@ def test_replaced_rows_keep_tokens_up_to_their_position() -> None:
 
 
 WINDOWS, WINDOW_LENGTH = 32, 64
-
-
-@pytest.mark.parametrize(("precision", "within"), [("tf32", "high"), ("fp32", "highest")])
-def test_products_are_rounded_within_the_block_alone(precision: str, within: str) -> None:
-    before = torch.get_float32_matmul_precision()
-    with round_products(precision):
-        assert torch.get_float32_matmul_precision() == within
-    assert torch.get_float32_matmul_precision() == before
 
 
 @pytest.mark.parametrize(

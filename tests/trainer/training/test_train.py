@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import io
 import json
 import math
@@ -19,7 +18,7 @@ from rich.console import Console
 from tests.support.metrics_lines import lines, numbers
 from tests.support.tiny import TINY
 from trainer.checkpoint.files import list_checkpoints
-from trainer.checkpoint.store import find_latest_checkpoint
+from trainer.checkpoint.store import find_latest_checkpoint, find_version
 from trainer.config.parsing import parse_config
 from trainer.data.dataset import Dataset
 from trainer.models.gpt import Config, recipe
@@ -44,21 +43,8 @@ def test_run_json_describes_run(tiny_run: Path, dataset_folder: Path) -> None:
     assert (tiny_run / "tokenizer.json").read_bytes() == (dataset_folder / "tokenizer.json").read_bytes()
 
 
-def test_environment_has_null_for_a_package_without_metadata(
-    train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    find = importlib.metadata.version
-
-    def find_as_with_lightning(name: str) -> str:
-        """`lightning` brings this package without metadata of its own."""
-        if name == "lightning-fabric":
-            raise importlib.metadata.PackageNotFoundError(name)
-        return find(name)
-
-    monkeypatch.setattr(importlib.metadata, "version", find_as_with_lightning)
-    assert train(tmp_path, "--budget", "1steps") == 0
-    environment = json.loads((tmp_path / "run.json").read_text())["environment"]
-    assert (environment["lightning-fabric"], environment["torch"]) == (None, torch.__version__)
+def test_version_of_a_package_without_metadata_is_null() -> None:
+    assert find_version("package-without-metadata") is None
 
 
 def test_run_on_a_gpu_prints_its_attention_kernels(
@@ -68,8 +54,7 @@ def test_run_on_a_gpu_prints_its_attention_kernels(
     monkeypatch.setattr(attention, "_refused_flash", {"FA4": "no windows"})
     run.fabric = SimpleNamespace(device=torch.device("cuda"))  # type: ignore[assignment]
     log_run_summary(run, {}, Console(file=(printed := io.StringIO())))
-    chosen = "attention: torch's sdpa and varlen with FA2; FA4 is installed and not used: no windows\n"
-    assert chosen in printed.getvalue()
+    assert "with FA2; FA4 is installed and not used: no windows" in printed.getvalue()
 
 
 def test_training_reduces_dev_loss(tiny_run: Path) -> None:
