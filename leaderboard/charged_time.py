@@ -29,13 +29,14 @@ def record_charged_time(checkpoint: Checkpoint) -> None:
     """
     spent = read_spent(checkpoint)
     steps, seconds = spent.get("steps"), spent.get("seconds")
-    if not isinstance(steps, int) or not isinstance(seconds, int | float):
+    if not spent:
         return
     if steps != checkpoint.step:
         raise InvalidMessageError(f"The checkpoint of step {checkpoint.step} charges {steps} steps.")
     earlier = checkpoint.job.checkpoints.uploaded().filter(step__lt=checkpoint.step)
     last, base = earlier.last(), earlier.exclude(lease=checkpoint.lease_id).last()
-    if not ((last.seconds or 0.0) if last else 0.0) <= seconds < MAX_SECONDS:
+    first = (last.seconds or 0.0) if last else 0.0
+    if not isinstance(seconds, int | float) or not first <= seconds < MAX_SECONDS:
         raise InvalidMessageError(f"The checkpoint of step {checkpoint.step} charges an impossible time.")
     if checkpoint.lease is not None and (base is None or base.seconds is not None):
         passed = (checkpoint.created_at - checkpoint.lease.started_at).total_seconds()

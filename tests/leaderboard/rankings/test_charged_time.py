@@ -122,14 +122,17 @@ def upload_checkpoint(lease: Lease, step: int, state: Any) -> None:
     uploads.record_checkpoint(lease, protocol.Checkpoint(step=step, files=tuple(files)))
 
 
-def build_state(step: int, seconds: float, **spent: Any) -> dict[str, Any]:
-    return {"step": step, "spent": {"steps": step, "seconds": seconds, **spent}}
+def build_state(step: int, seconds: float | None, **spent: Any) -> dict[str, Any]:
+    return {"step": step, "spent": {"steps": step, "seconds": seconds} | spent}
 
 
 @pytest.mark.parametrize(
     "state",
     [
         build_state(20, 300.0, steps=0),
+        build_state(20, 10.0, steps=20.0),
+        build_state(20, 300.0, steps="20"),
+        build_state(20, None),
         build_state(20, 99.0),
         build_state(20, -1.0),
         build_state(20, float("nan")),
