@@ -18,10 +18,7 @@ HINT = (
 
 
 def check_known_migrations(*, databases: Sequence[str] | None = None, **_: Any) -> list[CheckMessage]:
-    """Return an error for migrations that are unknown here: others would fail half-way, on tables that exist.
-
-    Also for a database that has some of those that one migration replaces: Django would leave its whole app as it is.
-    """
+    """Return errors for unknown migrations, and for some of those that one replaces: Django would skip the others."""
     errors: list[CheckMessage] = []
     on_disk = MigrationLoader(None).disk_migrations
     known = {name for key, each in on_disk.items() for name in (key, *each.replaces)}

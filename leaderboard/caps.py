@@ -63,8 +63,9 @@ def load_caps(season: Season, at: datetime) -> dict[str, float]:
     """Return the caps of an entry of this time: the season's, and those of rulings before."""
     caps = dict(season.caps)
     ruled = Ruling.objects.in_force().filter(effect=Ruling.Effect.CAP, created_at__lte=at)
-    for name, value in ruled.values_list("cap", "cap_value"):
-        caps[name] = min(value, caps.get(name, value))
+    for ruling in ruled:
+        if ruling.cap_value is not None:  # a constraint of the table
+            caps[ruling.cap] = min(ruling.cap_value, caps.get(ruling.cap, ruling.cap_value))
     return caps
 
 

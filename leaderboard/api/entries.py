@@ -96,7 +96,7 @@ def get_family(request: HttpRequest, entry_id: int) -> FamilyDict:
     """A family of near entries, by its first one, with one pooled multiplier by FLOPs (random effects)."""
     first = get_object_or_404(Entry.objects.select_related("track"), pk=entry_id, family=entry_id)
     members = families.list_members(first)
-    rows = [
+    rows: list[Any] = [
         {
             **member.entry.to_dict(),
             "distance": member.distance,
