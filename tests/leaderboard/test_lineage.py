@@ -100,7 +100,7 @@ def test_rewind_action_is_for_maintainers_only(original_run: Run, maintainer: Us
     page = client.get(original_run.get_absolute_url()).content.decode()
     assert "<option>16</option><option>8</option>" in page
     response = client.post(f"{original_run.get_absolute_url()}ask/rewind/", {"step": "8"}, follow=True)
-    assert "A new run resumes from there" in response.content.decode()
+    assert "This new run resumes from there" in response.content.decode()
     assert Run.objects.get(purpose=Run.Purpose.REWIND).start_run == original_run
     response = client.post(f"{original_run.get_absolute_url()}ask/rewind/", {"step": "x"}, follow=True)
     assert "choose a step" in response.content.decode()

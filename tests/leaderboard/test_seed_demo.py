@@ -19,6 +19,7 @@ from leaderboard.schedule.calendar import list_recent_nights
 from scheduler import storage
 from scheduler.campaigns.models import Campaign
 from scheduler.models import Blob, Job
+from tests.support.clean_environment import run_python
 
 pytestmark = pytest.mark.django_db
 
@@ -82,3 +83,11 @@ def check_parts(client: Client) -> None:
     assert campaign.state == Campaign.State.RUNNING
     assert campaign.packets.filter(state="waiting").count() >= campaign.low_mark
     assert client.get(campaign.get_absolute_url()).status_code == 200
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+def test_seed_demo_without_redis_prints_no_warning(tmp_path: Path) -> None:
+    run_python(tmp_path, "manage.py", "migrate", REDIS_URL="redis://127.0.0.1:1/0")
+    done = run_python(tmp_path, "manage.py", "seed_demo", REDIS_URL="redis://127.0.0.1:1/0")
+    assert done.stderr == ""
