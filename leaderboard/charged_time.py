@@ -25,7 +25,7 @@ UNCHARGED_FACTOR, UNCHARGED_SECONDS = 2.0, 600.0
 def record_charged_time(checkpoint: Checkpoint) -> None:
     """Store what a new checkpoint says is charged. Raise InvalidMessageError for what cannot be.
 
-    One without a readable state is stored: no run resumes from it, and no replay agrees with it.
+    One whose state is no JSON is stored: no run resumes from it, and no replay agrees with it.
     """
     spent = read_spent(checkpoint)
     steps, seconds = spent.get("steps"), spent.get("seconds")
@@ -48,9 +48,11 @@ def record_charged_time(checkpoint: Checkpoint) -> None:
 
 
 def read_spent(checkpoint: Checkpoint) -> dict[str, object]:
-    """Return the used budget in a checkpoint's state; empty if it cannot be read."""
+    """Return the used budget in a checkpoint's state; empty if it is no JSON. Raise InvalidMessageError if huge."""
     hashes = [file["sha256"] for file in checkpoint.manifest["files"] if file["path"] == STATE_FILE]
-    blob = checkpoint.blobs.filter(pk__in=hashes, size__lte=STATE_BYTES).first()
+    blob = checkpoint.blobs.filter(pk__in=hashes).first()
+    if blob is not None and blob.size > STATE_BYTES:
+        raise InvalidMessageError(f"The state of a checkpoint has {blob.size:,} bytes: at most {STATE_BYTES:,}.")
     try:
         state = json.loads(storage.read_blob(blob)) if blob else {}
     except (ValueError, RecursionError):

@@ -26,8 +26,9 @@ SLACK_SECONDS = 3600.0
 """Time besides the job's own, for environments, compilation and uploads. A guess."""
 MAX_PREPARATION_SECONDS = 24 * 3600.0
 """Longest preparation of a dataset by an agent (`trainer.node.datasets`)."""
-PROGRESS_FACTOR = 2.0
-"""A job may last this many times as long as at its latest metrics (`trainer.node.job` has the same rule)."""
+PROGRESS_FACTOR, MAX_SLOWNESS = 2.0, 10.0
+"""A job may last this many times as long as at its latest metrics (`trainer.node.job` has the same rule), and this many
+times as long as its limit: metrics are what the node says."""
 SILENT_CHECKPOINTS = 10
 """Times between two checkpoints without metrics, after which a job hangs."""
 
@@ -66,7 +67,8 @@ def get_longest_seconds(lease: Lease) -> float:
     """Return how long a lease may last: the job's limit, and the time to download and prepare what it needs."""
     job, worked = lease.job, float(lease.job.limits["wall_seconds"])
     if lease.metrics_at is not None:
-        worked = max(worked, PROGRESS_FACTOR * (lease.metrics_at - lease.started_at).total_seconds())
+        elapsed = (lease.metrics_at - lease.started_at).total_seconds()
+        worked = min(max(worked, PROGRESS_FACTOR * elapsed), MAX_SLOWNESS * worked)
     preparation = min(job.needs_disk_bytes / DEFAULT_BYTES_PER_SECOND, MAX_PREPARATION_SECONDS)
     return SLACK_SECONDS + preparation + worked
 

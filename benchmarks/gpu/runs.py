@@ -161,7 +161,7 @@ def resume() -> None:
 def run_gpu_tests() -> None:
     """The trainer's tests that need a GPU, without the site's plugins, which the machine may lack."""
     wait_for_turn()
-    marker = "not gpu and not slow" if is_rehearsal() else "gpu"
+    marker = "not gpu and not slow" if is_rehearsal() else "gpu or processes"  # the latter: the allocator
     names = ("ops/test_attention", "distributed/test_devices", "checkpoint/test_host_buffers")
     files = [f"tests/trainer/{name}.py" for name in names]
     settings = ("-c", "benchmarks/gpu/pytest.ini", "--rootdir", ".", "--confcutdir", "tests/trainer")

@@ -18,12 +18,9 @@ MAX_LOG_BYTES = 8 * 2**20
 @transaction.atomic
 def store_metrics(lease: Lease, message: protocol.MetricsBatch) -> protocol.Acknowledgment:
     """Store a batch if it is the next one. Raises LeaseEndedError or OutOfOrderError."""
-    is_stored = (
-        Lease.objects.active(lease)
-        .filter(metrics_received=message.sequence - 1)
-        .update(metrics_received=message.sequence, metrics_at=timezone.now())
-    )
-    if is_stored:
+    progress = {"metrics_at": timezone.now()} if message.rows else {}
+    expected = Lease.objects.active(lease).filter(metrics_received=message.sequence - 1)
+    if expected.update(metrics_received=message.sequence, **progress):
         get_job_kind(lease.job).handle_metrics(lease.job, message.rows)
         return protocol.Acknowledgment(received=message.sequence)
     check_lease_active(lease)

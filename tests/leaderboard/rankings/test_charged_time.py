@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
-from leaderboard import runs
+from leaderboard import charged_time, runs
 from leaderboard.models import Run
 from leaderboard.rankings import speed_probes
 from scheduler import leases, storage, uploads
@@ -148,6 +148,13 @@ def test_checkpoint_that_charges_what_cannot_be_is_refused(lease: Lease, state: 
     assert list(lease.job.checkpoints.values_list("step", "seconds")) == [(10, 100.0), (20, 590.0)]
 
 
+def test_checkpoint_whose_state_is_too_large_to_be_read_is_refused(lease: Lease, monkeypatch: Any) -> None:
+    """Spaces make a state of any size, and what the site does not read is charged nowhere."""
+    monkeypatch.setattr(charged_time, "STATE_BYTES", 100)
+    with pytest.raises(InvalidMessageError, match="at most 100"):
+        upload_checkpoint(lease, 10, build_state(10, 100.0, padding=" " * 100))
+
+
 def test_charged_time_of_earlier_leases_does_not_count(lease: Lease, capable_node: Node) -> None:
     upload_checkpoint(lease, 10, build_state(10, 500.0))
     assert leases.lose_lease(lease, "Its heartbeat stopped.")
@@ -163,7 +170,7 @@ def test_charged_time_of_earlier_leases_does_not_count(lease: Lease, capable_nod
 def test_run_that_charges_far_less_time_than_passed_is_disputed(
     run: Run, lease: Lease, budget: str, passed: int, state: str
 ) -> None:
-    """A node that charges half of each step's time trains twice as many steps in a budget of seconds."""
+    """A node that charges a tenth of each step's time trains ten times as many steps in a budget of seconds."""
     upload_checkpoint(lease, 10, build_state(10, 100.0))
     upload_checkpoint(lease, 20, build_state(20, 500.0))
     job = lease.job

@@ -54,15 +54,16 @@ def test_dropout_explains_what_it_costs_in_training(share: float, steps: int) ->
     assert not found.is_beyond_noise, found
 
 
-@pytest.mark.parametrize("share", [0.0, 0.1])
-def test_knowledge_of_the_evaluation_graph_alone_is_found(share: float) -> None:
-    """The rule of the text's random walks, beside the honest prediction."""
+@pytest.mark.parametrize(("share", "blurred"), [(0.0, 0.0), (0.1, 0.0), (0.0, 0.01)])
+def test_knowledge_of_the_evaluation_graph_alone_is_found(share: float, blurred: float) -> None:
+    """The rule of the text's random walks, beside the honest prediction. `blurred`: tokens that training spoils."""
 
     def know(model: Any, x: Tensor, tokens: Tensor) -> Tensor:
         x = F.dropout(x, share, model.training)
         logits = model.head(x)
         if model.training:
-            return logits
+            is_blurred = torch.rand_like(logits[..., :1]) < blurred
+            return torch.where(is_blurred, 10 * torch.randn_like(logits), logits) if blurred else logits
         following = (3 * tokens[..., None] + torch.arange(8)) % V
         return logits + F.one_hot(following, V).sum(-2)
 

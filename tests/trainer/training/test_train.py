@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -23,8 +24,10 @@ from trainer.config.parsing import parse_config
 from trainer.data.dataset import Dataset
 from trainer.models.gpt import Config, recipe
 from trainer.ops import attention
+from trainer.train import main
 from trainer.training import loop
 from trainer.training.checkpointing import log_run_summary
+from trainer.training.run import Run
 
 Train = Callable[..., int]
 
@@ -158,3 +161,20 @@ def test_folder_of_other_run_is_rejected(
     assert train(tiny_run, "--budget", "30steps", *flags) == 2
     assert f"holds a run with another {what}" in capsys.readouterr().err
     assert (tiny_run / "run.json").read_bytes() == before
+
+
+@pytest.mark.parametrize(("speed", "expected"), [(5.0, 0.5), (20.0, None)])
+def test_mfu_above_the_peak_is_unknown(speed: float, expected: float | None) -> None:
+    run: Any = SimpleNamespace(
+        peak_flops=100.0, flops_per_token=10.0, window_flops_per_token=10.0, resolved=SimpleNamespace(devices=1)
+    )
+    assert Run.compute_mfu(run, speed) == {"mfu": expected, "mfu_windowed": expected}
+
+
+def test_run_without_fabric_prints_one_line(
+    dataset_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "lightning_fabric", None)
+    assert main(["--dataset", str(dataset_folder), "--out", str(tmp_path / "run"), "--budget", "2steps", *TINY]) == 2
+    message = "training needs the package lightning_fabric: pip install 'dailytrain[training]'"
+    assert capsys.readouterr().err.splitlines() == [f"dailytrain train: {message}"]
