@@ -106,7 +106,7 @@ def get_family(request: HttpRequest, entry_id: int) -> FamilyDict:
         }
         for member in members
     ]
-    pooled = families.pool_multipliers(member.row for member in members if member.row)
+    pooled = families.pool_multipliers(members)
     return {"family": entry_id, "track": first.track.slug, "pooled": pooled, "members": rows}
 
 

@@ -69,6 +69,9 @@ class StandingsTable(models.Model):
         max_length=500, blank=True, help_text="Why there are no multipliers; empty where there are."
     )
     ladder_verdict = models.CharField(max_length=120, blank=True, help_text="Of the baseline.")
+    noise_freedom = models.PositiveIntegerField(
+        default=0, help_text="Degrees of freedom of the noise of one run, in every interval of the rows."
+    )
     ladder_runs = models.PositiveIntegerField(default=0, help_text="Eligible runs of the baseline.")
     rungs_done = models.PositiveIntegerField(
         default=0, help_text="Eligible runs at the ladder's rungs, at most as many of a rung as it asks for."

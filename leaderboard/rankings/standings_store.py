@@ -128,6 +128,7 @@ def build_table_fields(standings: TrackStandings, rows: list[Standing]) -> dict[
         "leader": find_leader(rows),
         "problem": standings.problem[:500],
         "ladder_verdict": str(comparison[comparison.baseline].verdict) if comparison else "",
+        "noise_freedom": comparison.ladder.freedom if comparison else 0,
         "ladder_runs": len(standings.ladder_runs),
         "rungs_done": standings.count_rung_runs(),
         "rungs_wanted": len(track.rungs()) * int(track.ladder.get("seeds", 0)),

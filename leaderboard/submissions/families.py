@@ -19,12 +19,12 @@ from typing_extensions import TypedDict
 
 from leaderboard import graphs
 from leaderboard.models import Entry, Run, Standing, TracedGraph
+from trainer.scoring.multiplier.ladder import compute_t_quantile
 
 NEAR = 0.46
 """Largest distance from the first entry of a family."""
 PER_DOUBLING = 0.2
 """What a twofold difference in parameters adds to a distance."""
-Z95 = 1.959964
 COMPARED = ("patterns", "recipe", "parameters", "canonical_hash")
 """Fields of a graph's summary."""
 
@@ -139,6 +139,7 @@ def list_members(first: Entry) -> list[Member]:
     """Return the entries of a family, oldest first."""
     members = first.members.select_related("track", "waits_for").order_by("pk")
     rows = Standing.objects.filter(entry__in=members, table__axis="flops", table__track=first.track_id)
+    rows = rows.select_related("table")
     own, profile = {row.entry_id: row for row in rows}, find_profile(str(first.pk))
     ranked = rank_graphs(profile, TracedGraph.objects.filter(entry__in=members)) if profile else []
     distances = {entry: distance for distance, entry in ranked}
@@ -169,22 +170,21 @@ class PooledDict(TypedDict):
     tau: float  # spread of the members' own multipliers, as a standard deviation of logarithms
 
 
-def pool_multipliers(rows: Iterable[Standing]) -> PooledDict | None:
+def pool_multipliers(members: Iterable[Member]) -> PooledDict | None:
     """Pool the members' multipliers by random effects; None unless two have an interval.
 
     On logarithms: weights and variance between members by DerSimonian and Laird (1986, Controlled Clinical Trials
-    7:177), the interval by Hartung and Knapp (2001, Statistics in Medicine 20:3875), never narrower than that of normal
-    errors. It treats the members as independent; they share the baseline's ladder.
+    7:177), the interval by Hartung and Knapp (2001, Statistics in Medicine 20:3875), never narrower than that of the
+    members' own errors. It treats the members as independent; they share the baseline's ladder.
     """
-    # here, because each process of the site imports this module
-    from scipy.special import stdtrit  # type: ignore[import-untyped]
-
+    rows = [member.row for member in members if member.row]
+    quantile = compute_t_quantile(rows[0].table.noise_freedom, 0.975) if rows else math.nan
     found = [(row.multiplier, row.multiplier_low, row.multiplier_high) for row in rows]
     known = [each for each in found if None not in each and 0 < each[1] < each[2] < math.inf]  # type: ignore[operator]
     if len(known) < 2:
         return None
     logs = [math.log(multiplier) for multiplier, _, _ in known]  # type: ignore[arg-type]
-    weights = [(2 * Z95 / math.log(high / low)) ** 2 for _, low, high in known]  # type: ignore[operator]
+    weights = [(2 * quantile / math.log(high / low)) ** 2 for _, low, high in known]  # type: ignore[operator]
     total, freedom = sum(weights), len(known) - 1
     fixed = sum(w * log for w, log in zip(weights, logs, strict=True)) / total
     q = sum(w * (log - fixed) ** 2 for w, log in zip(weights, logs, strict=True))
@@ -193,7 +193,7 @@ def pool_multipliers(rows: Iterable[Standing]) -> PooledDict | None:
     total = sum(weights)
     mean = sum(w * log for w, log in zip(weights, logs, strict=True)) / total
     spread = sum(w * (log - mean) ** 2 for w, log in zip(weights, logs, strict=True)) / freedom
-    half = max(Z95, float(stdtrit(freedom, 0.975)) * math.sqrt(spread)) / math.sqrt(total)
+    half = max(quantile, compute_t_quantile(freedom, 0.975) * math.sqrt(spread)) / math.sqrt(total)
     return {
         "multiplier": math.exp(mean),
         "low": math.exp(mean - half),

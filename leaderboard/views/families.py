@@ -15,7 +15,7 @@ def family(request: HttpRequest, entry_id: int) -> HttpResponse:
     """Show the family whose first entry this is."""
     first = get_object_or_404(Entry.objects.select_related("track"), pk=entry_id, family=entry_id)
     members = families.list_members(first)
-    pooled = families.pool_multipliers(member.row for member in members if member.row)
+    pooled = families.pool_multipliers(members)
     return render(request, "leaderboard/family.html", {"first": first, "members": members, "pooled": pooled})
 
 

@@ -175,14 +175,17 @@ def test_many_patterns_leave_the_values_of_the_caps(proposed_entry: Entry, track
 # --- the pooled estimate and the pages --------------------------------------------------------------------------------
 
 
-def build_rows(*intervals: tuple[float, float]) -> list[Standing]:
-    return [
-        Standing(multiplier=math.sqrt(low * high), multiplier_low=low, multiplier_high=high) for low, high in intervals
+def build_members(*intervals: tuple[float, float]) -> list[families.Member]:
+    table = StandingsTable(noise_freedom=5)
+    rows = [
+        Standing(table=table, multiplier=math.sqrt(low * high), multiplier_low=low, multiplier_high=high)
+        for low, high in intervals
     ]
+    return [families.Member(Entry(), None, row) for row in rows]
 
 
 def test_pooled_estimate_of_equal_members_is_theirs_and_narrower() -> None:
-    pooled = families.pool_multipliers(build_rows(*[(0.9, 1.1)] * 4))
+    pooled = families.pool_multipliers(build_members(*[(0.9, 1.1)] * 4))
     assert pooled is not None
     width = math.log(1.1 / 0.9) / 2
     assert pooled["multiplier"] == pytest.approx(math.sqrt(0.99))
@@ -191,16 +194,16 @@ def test_pooled_estimate_of_equal_members_is_theirs_and_narrower() -> None:
 
 
 def test_pooled_estimate_of_members_that_differ_has_their_spread() -> None:
-    pooled = families.pool_multipliers(build_rows((1.0, 1.02), (1.2, 1.224), (1.1, 1.122)))
+    pooled = families.pool_multipliers(build_members((1.0, 1.02), (1.2, 1.224), (1.1, 1.122)))
     assert pooled is not None
     # By hand: equal errors, so tau^2 is the variance of the logarithms less that of an error.
     logs = [math.log(middle * math.sqrt(1.02)) for middle in (1.0, 1.2, 1.1)]
     mean = sum(logs) / 3
     variance = sum((log - mean) ** 2 for log in logs) / 2
-    error = math.log(1.02) / 2 / families.Z95
+    error = math.log(1.02) / 2 / 2.570582  # t with the five degrees of the intervals
     assert pooled["tau"] == pytest.approx(math.sqrt(variance - error**2))
     assert math.log(pooled["high"]) - mean == pytest.approx(4.302653 * math.sqrt(variance / 3)), "t with 2 degrees"
-    assert families.pool_multipliers(build_rows((1.0, 1.02))) is None
+    assert families.pool_multipliers(build_members((1.0, 1.02))) is None
 
 
 def test_pages_and_api_show_the_family_with_its_pooled_estimate(compared_track: Track, client: Client) -> None:

@@ -161,9 +161,14 @@ class Ladder:
 
     def quantile(self, level: float) -> float:
         """Quantile `level` of Student's t with sigma's degrees of freedom."""
-        from scipy.special import stdtrit  # here, because each process of the site imports this module
+        return compute_t_quantile(self.freedom, level)
 
-        return float(stdtrit(self.freedom, level)) if self.freedom else float("nan")
+
+def compute_t_quantile(freedom: int, level: float) -> float:
+    """Return the quantile `level` of Student's t; NaN without degrees of freedom."""
+    from scipy.special import stdtrit  # here, because each process of the site imports this module
+
+    return float(stdtrit(freedom, level)) if freedom else float("nan")
 
 
 def build_monomials(x: Array) -> Array:

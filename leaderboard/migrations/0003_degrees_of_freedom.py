@@ -1,0 +1,23 @@
+from typing import Any
+
+from django.db import migrations, models
+
+
+def recompute(apps: Any, schema_editor: Any) -> None:
+    """Make each table stale, so that the next minute computes it with the new column."""
+    apps.get_model("leaderboard", "StandingsTable").objects.update(version="")
+
+
+class Migration(migrations.Migration):
+    dependencies = [("leaderboard", "0002_families_and_rulings")]
+
+    operations = [
+        migrations.AddField(
+            model_name="standingstable",
+            name="noise_freedom",
+            field=models.PositiveIntegerField(
+                default=0, help_text="Degrees of freedom of the noise of one run, in every interval of the rows."
+            ),
+        ),
+        migrations.RunPython(recompute, migrations.RunPython.noop, elidable=True),
+    ]
