@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from decimal import Decimal
 from functools import cached_property
 
 from django.db import models
@@ -22,11 +21,6 @@ def get_entry_name(entry_id: int) -> str:
 
 def parse_entry_name(name: str) -> int:
     return int(name.removeprefix("entry-"))
-
-
-def format_exact(value: float) -> str:
-    """Return the shortest text that parses to the same number: 1e13, 104.25."""
-    return f"{Decimal(repr(value)).normalize():e}".replace("e+", "e") if value >= 1e6 else repr(value)
 
 
 class EstimateDict(TypedDict):
@@ -97,7 +91,7 @@ class StandingsTable(models.Model):
     @property
     def command(self) -> str:
         """Return the command that prints these multipliers from the downloaded file."""
-        full = "" if self.full_budget is None else f" --full {format_exact(self.full_budget)}"
+        full = "" if self.full_budget is None else f" --full {self.full_budget:.10g}".replace("e+", "e")
         name = get_entry_name(self.baseline_id) if self.baseline_id else "NAME"
         return f"dailytrain multiplier results.json --baseline {name} --axis {self.axis}{full} --json"
 

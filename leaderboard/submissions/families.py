@@ -81,7 +81,10 @@ def compute_distance(one: Profile, other: Profile) -> float:
 def place_entries() -> int:
     """Give traced entries their families, oldest first; return how many. Those of older nodes' graphs have none."""
     waiting = Entry.objects.filter(family=None, kind=Entry.Kind.ARCHITECTURE, track__season__active=True)
-    waiting = waiting.filter(graphs__in=TracedGraph.objects.usable().filter(summary__has_key="patterns")).distinct()
+    comparable = TracedGraph.objects.usable().filter(
+        summary__has_key="patterns", baseline_graph__summary__has_key="patterns"
+    )
+    waiting = waiting.filter(graphs__in=comparable).distinct()
     return sum(place_entry(entry) for entry in waiting.select_related("track__season").order_by("pk"))
 
 

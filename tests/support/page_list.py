@@ -25,6 +25,7 @@ def addresses(night: dict[str, Any]) -> dict[str, str]:
         "try it": "/try/",
         "about": "/about/",
         "learned": "/learned/",
+        "rulings": "/rulings/",
         "acknowledgements": "/acknowledgements/",
         "sign in": "/accounts/login/",
     }

@@ -79,7 +79,8 @@ def get_entry_context(entry: Entry, now: datetime) -> dict[str, Any]:
     runs = list(entry.runs.select_related("track").order_by("pk"))
     is_copy = entry.obstacle == Entry.Obstacle.DUPLICATE
     judged = (entry.duplicate_of if is_copy else None) or entry
-    has_result = any(entry_status.has_result(run) for run in judged.runs.select_related("track"))
+    judged_runs = judged.runs.select_related("track") if is_copy else runs
+    has_result = any(entry_status.has_result(run) for run in judged_runs)
     comparison = entry_status.compare_entry(judged) if has_result else None
     estimate = run_estimates.estimate_run(entry) if run_estimates.is_before_start(entry) else None
     return {

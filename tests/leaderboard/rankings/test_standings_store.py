@@ -46,7 +46,7 @@ def test_rows_equal_computed_standings() -> None:
             estimate = row.estimate_dict(table)
             own = printed[estimate["entry"]]
             assert {name: value for name, value in estimate.items() if name in own} == own
-        full = "1e13" if axis == "flops" else repr(computed.full)
+        full = "1e13" if axis == "flops" else f"{computed.full:.10g}"
         options = f"--baseline entry-{table.baseline_id} --axis {axis} --full {full} --json"
         assert table.command == f"dailytrain multiplier results.json {options}"
 
