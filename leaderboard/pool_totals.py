@@ -37,7 +37,7 @@ def compute_totals() -> Totals:
     """Compute the totals with three queries."""
     worked_on = Run.objects.filter(job__isnull=False)
     return Totals(
-        lent=contributions.add_totals(contributions.sum_leases_by_node(Lease.objects.all()).values()),
+        lent=contributions.sum_leases(Lease.objects.all()),
         tokens=worked_on.order_by().aggregate(total=Sum("tokens"))["total"] or 0,
         scored_runs=worked_on.filter(state=Run.State.FINISHED, bits_per_byte__isnull=False).count(),
     )

@@ -278,17 +278,20 @@ def find_obstacle(group: JobGroup, node: NodeSlot) -> str | None:
         return "with a sandbox"
     if node.node in group.excluded_nodes or node.owner in group.excluded_owners:
         return "that has not failed at this job, and is independent of the authors and of the result to check"
-    return find_capability_obstacle(group, node) or find_owner_obstacle(group, node) or find_time_obstacle(group, node)
+    return (
+        find_capability_obstacle(group.capabilities, group.needs_memory_bytes, node)
+        or find_owner_obstacle(group, node)
+        or find_time_obstacle(group, node)
+    )
 
 
-def find_capability_obstacle(group: JobGroup, node: NodeSlot) -> str | None:
-    needed = group.capabilities
+def find_capability_obstacle(needed: LabelNeeds, memory_bytes: int, node: NodeSlot) -> str | None:
     if missing := sorted(name for name in needed.names if not has_label(node, name)):
         return f"labeled {', '.join(missing)}"
     if needed.gpus > node.gpus or needed.gpu_memory_bytes > node.gpu_memory_bytes:
         return describe_gpus(needed.gpus, needed.gpu_memory_bytes)
-    if group.needs_memory_bytes > node.memory_bytes:
-        return f"with {format_gigabytes(group.needs_memory_bytes)} of memory"
+    if memory_bytes > node.memory_bytes:
+        return f"with {format_gigabytes(memory_bytes)} of memory"
     lacks_disk = needed.disk_bytes > node.disk_free_bytes
     return f"with {format_gigabytes(needed.disk_bytes)} of free disk" if lacks_disk else None
 

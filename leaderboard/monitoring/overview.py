@@ -9,7 +9,7 @@ from leaderboard.models import Run
 from leaderboard.schedule.calendar import list_next_nightlies, list_recent_nights, list_upcoming
 from leaderboard.schedule.night_checks import list_failing_checks
 from scheduler.models import Lease, Node
-from scheduler.sponsors.contributions import add_totals, sum_leases_by_node
+from scheduler.sponsors.contributions import sum_leases
 
 FAILED_DAYS, USED_DAYS = 7, (1, 30)
 
@@ -22,5 +22,5 @@ def collect_overview(now: datetime) -> dict[str, Any]:
         "nights": [(line, list_failing_checks(line.planned)) for line in nightlies],
         "failed": failed.select_related("entry", "track").order_by("-finished_at")[:10],
         "failing": Node.objects.filter(state=Node.State.FAILING).select_related("owner"),
-        "used": [(days, add_totals(sum_leases_by_node(found).values())) for days, found in leases.items()],
+        "used": [(days, sum_leases(found)) for days, found in leases.items()],
     }

@@ -11,12 +11,14 @@ from django.db.models import Count, Max, Min, QuerySet, Sum
 from django.db.models.functions import Coalesce
 from django.utils import timezone
 
-from scheduler import credit
+from scheduler import credit, job_kinds
+from scheduler.job_kinds import JobSummary
 from scheduler.matching import SELF_TEST_KIND
-from scheduler.models import Lease, Node, Sponsor
+from scheduler.models import Job, Lease, Node, Sponsor
 
 CURRENT_SPONSOR_PERIOD = timedelta(days=7)
 """A sponsor whose nodes were silent for longer is a past sponsor. Windows are weekly."""
+SHOWN_RESULTS, CONSIDERED_LEASES = 12, 100
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,10 @@ def sum_leases_by_node(leases: QuerySet[Lease]) -> dict[int, LentTotals]:
     for row in rows:
         given[row["node_id"]] = given.get(row["node_id"], LentTotals()) + build_totals(row)
     return given
+
+
+def sum_leases(leases: QuerySet[Lease]) -> LentTotals:
+    return add_totals(sum_leases_by_node(leases).values())
 
 
 def build_totals(row: Mapping[str, Any]) -> LentTotals:
@@ -138,7 +144,16 @@ def is_lent_now(node: Node, now: datetime) -> bool:
     return node.last_seen is not None and now - node.last_seen < CURRENT_SPONSOR_PERIOD
 
 
-def sum_sponsor_leases(sponsor: Sponsor, *, include_hidden: bool) -> LentTotals:
-    """Return a sponsor's totals: of the nodes shown by name, or of all nodes for the sponsor."""
+def select_leases(sponsor: Sponsor, *, include_hidden: bool) -> QuerySet[Lease]:
+    """Return a sponsor's leases: of the nodes shown by name, or of all nodes for the sponsor."""
     leases = Lease.objects.filter(node__owner=sponsor.user_id)
-    return add_totals(sum_leases_by_node(leases if include_hidden else leases.filter(node__shown=True)).values())
+    return leases if include_hidden else leases.filter(node__shown=True)
+
+
+def list_results(leases: QuerySet[Lease]) -> list[JobSummary]:
+    """Return the outcomes of the latest jobs that these leases worked on, one for each page, latest first."""
+    done = leases.filter(job__state=Job.State.DONE, machine_fault=False).select_related("job").order_by("-pk")
+    jobs = {lease.job_id: lease.job for lease in done.defer("spec")[:CONSIDERED_LEASES]}
+    found = job_kinds.summarize_jobs(jobs.values())
+    results = {about.url: about for pk in jobs if (about := found[pk]).url and about.outcome}
+    return list(results.values())[:SHOWN_RESULTS]

@@ -21,7 +21,7 @@ from django.utils.module_loading import import_string
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import condition, require_http_methods, require_POST, require_safe
 
-from scheduler import job_kinds, node_health, node_tokens, pool
+from scheduler import job_groups, job_kinds, matching, node_health, node_slots, node_tokens, pool
 from scheduler.models import Event, JoinToken, Lease, Node, Sponsor
 from scheduler.sign_in import require_login_from
 from scheduler.sponsors import contributions, lending
@@ -61,7 +61,7 @@ def sponsor_list(request: HttpRequest) -> HttpResponse:
 def sponsor_badge(request: HttpRequest, sponsor_id: int) -> HttpResponse:
     """A badge for a sponsor's own web page. Anonymous sponsors have none."""
     sponsor = get_object_or_404(Sponsor, pk=sponsor_id)
-    given = contributions.sum_sponsor_leases(sponsor, include_hidden=False)
+    given = contributions.sum_leases(contributions.select_leases(sponsor, include_hidden=False))
     if not given.jobs:
         raise Http404
     hours, unit = (given.gpu_seconds, "GPU-hours") if given.gpu_seconds else (given.cpu_seconds, "CPU-hours")
@@ -71,13 +71,15 @@ def sponsor_badge(request: HttpRequest, sponsor_id: int) -> HttpResponse:
 
 @require_safe
 def certificate(request: HttpRequest, sponsor_id: int) -> HttpResponse:
-    """A page to print. The public sees the totals of nodes shown by name, the sponsor those of all nodes."""
+    """A page to print. The public sees what nodes shown by name gave and made, the sponsor that of all nodes."""
     sponsor = get_object_or_404(Sponsor, pk=sponsor_id)
     own = sponsor.user_id == request.user.pk
-    given = contributions.sum_sponsor_leases(sponsor, include_hidden=own)
+    leases = contributions.select_leases(sponsor, include_hidden=own)
+    given = contributions.sum_leases(leases)
     if not given.jobs:
         raise Http404
-    return render(request, "scheduler/certificate.html", {"sponsor": sponsor, "given": given, "own": own})
+    context = {"sponsor": sponsor, "given": given, "own": own, "results": contributions.list_results(leases)}
+    return render(request, "scheduler/certificate.html", context)
 
 
 # --- lending -------------------------------------------------------------------------------------------------------
@@ -185,7 +187,7 @@ def show_node(request: HttpRequest, node_id: int) -> HttpResponse:
         "can_lift_ban": node.state == Node.State.BANNED and can_manage_nodes(request),
         **build_join_context(node, request.COOKIES.get(f"join-{node.pk}", "")),
         "given": contributions.sum_leases_by_node(node.leases.all()).get(node.pk, LentTotals()),
-        "now": list_running_leases(node),
+        **build_work_context(node),
         "page": page,
         "served": summarize_jobs(node, list(page.object_list)),
         "events": list(Event.objects.about(node).order_by("-pk")[:JOBS_PER_PAGE])[::-1],
@@ -220,10 +222,26 @@ def build_join_context(node: Node, token: str) -> dict[str, Any]:
     }
 
 
-def list_running_leases(node: Node) -> list[tuple[Lease, job_kinds.JobSummary]]:
+def build_work_context(node: Node) -> dict[str, Any]:
+    """Return what the node does.
+
+    While it is online, also how many waiting jobs fit it or why none does, and the tracks that it is large enough for.
+    """
     leases = list(Lease.objects.held_by(node).select_related("job").order_by("slot"))
     about = job_kinds.summarize_jobs(lease.job for lease in leases)
-    return [(lease, about[lease.job_id]) for lease in leases]
+    context: dict[str, Any] = {"now": [(lease, about[lease.job_id]) for lease in leases]}
+    if node.state != Node.State.ONLINE:
+        return context
+    now = timezone.now()
+    slot, queue = node_slots.build_node_slot(node, now), job_groups.load_queue(now)
+    fitting = sum(group.jobs for group in queue.find_fitting(slot))
+    tracks = [
+        track.name
+        for slug, track in job_kinds.list_tracks().items()
+        if node.serves_track in ("", slug)
+        and matching.find_capability_obstacle(matching.parse_labels(track.needs_labels), 0, slot) is None
+    ]
+    return {**context, "fitting": fitting, "idle_reason": "" if fitting else queue.explain_idle(slot), "tracks": tracks}
 
 
 def summarize_jobs(node: Node, ids: list[int]) -> list[dict[str, Any]]:
@@ -255,13 +273,13 @@ def live_etag(request: HttpRequest, node_id: int) -> str:
 @require_safe
 def node_live(request: HttpRequest, node_id: int) -> JsonResponse:
     node = get_managed_node(request, node_id)
-    now, expected = list_running_leases(node), lending.find_usable_join_token(node, "")
-    context = {"node": node, "now": now, "expected": expected}
+    expected = lending.find_usable_join_token(node, "")
+    context = {"node": node, "expected": expected, **build_work_context(node)}
     return JsonResponse(
         {
             "parts": {"now": render_to_string("scheduler/node.html#now", context)},
             "revision": get_revision(node),
-            "wait": LIVE_SECONDS if now or expected else IDLE_SECONDS,
+            "wait": LIVE_SECONDS if context["now"] or expected else IDLE_SECONDS,
         }
     )
 

@@ -16,9 +16,10 @@ from django.utils import timezone
 from pytest_django import Settings
 
 from scheduler.job_kinds import PoolTrack
-from scheduler.models import Lease, Node, Sponsor
+from scheduler.models import Job, Lease, Node, Sponsor
 from scheduler.sponsors import badges
 from tests.support.pool import create_job, create_node
+from trainer import protocol
 
 pytestmark = pytest.mark.django_db
 
@@ -113,6 +114,22 @@ def test_node_page_shows_active_job() -> None:
     assert live["wait"] == 2
 
 
+def test_node_page_says_which_waiting_jobs_and_tracks_fit_its_machine(settings: Settings) -> None:
+    settings.POOL_TRACKS = "tests.scheduler.sponsors.test_sponsors.list_wanted_tracks"
+    ada = create_sponsor("Ada")
+    laptop = create_sponsor_node(ada, "laptop", hardware={"memory_bytes": 16 << 30})
+    cards = tuple(protocol.Gpu(name="NVIDIA RTX 4090", memory_bytes=24 * 2**30) for _ in range(2))
+    pair = create_sponsor_node(ada, "pair", hardware={"gpus": ("NVIDIA RTX 4090",) * 2, "gpu_details": cards})
+    for _ in range(2):
+        create_job(track="pair", needs_gpus=2, needs_gpu_memory_bytes=24 * 10**9)
+
+    small, large = (get_page_text(sign_in_sponsor(ada), f"/sponsors/nodes/{node.pk}/") for node in (laptop, pair))
+
+    assert "Free. The waiting jobs need a node with 2 GPUs of 24 GB. Large enough to train on the track On a laptop." in small
+    assert "Free. 2 waiting jobs fit it." in large
+    assert "Large enough to train on the tracks On two cards, On a laptop." in large
+
+
 # --- badge and certificate -------------------------------------------------------------------------------------------
 
 
@@ -140,6 +157,19 @@ def test_badge_and_certificate_hide_hidden_nodes_from_others(client: Client) -> 
     create_lease(create_sponsor_node(ada, "loco"), 5)
     assert "5.0 GPU-hours" in get_page_text(client, address)
     assert "7.0 GPU-hours" in get_page_text(sign_in_sponsor(ada), address)
+
+
+def test_certificate_lists_the_results_of_jobs_once_each_and_none_of_failed_ones(client: Client) -> None:
+    ada = create_sponsor("Ada")
+    node = create_sponsor_node(ada, "loco")
+    done, failed = create_job(state=Job.State.DONE), create_job(state=Job.State.FAILED)
+    for job in (done, done, failed):
+        create_lease(node, 1, job=job)
+
+    page = get_page_text(client, f"/sponsors/{ada.pk}/certificate/")
+
+    assert page.count(f"Idea {done.pk} 1.5000 bits per byte") == 1
+    assert f"Idea {failed.pk}" not in page
 
 
 def test_sponsor_name_and_link_can_be_changed() -> None:
