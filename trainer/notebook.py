@@ -1,7 +1,8 @@
 """Run all cells of a notebook with papermill, in the sandbox: `python -m trainer.notebook FILE`.
 
 It runs in the current folder. `model/` is kept for the next part of the job and holds what earlier parts left there.
-`DAILYTRAIN_DATASET` is the folder of the dataset, if there is one, and `trainer` can be imported. `executed.ipynb` is
+`DAILYTRAIN_DATASET` is the folder of the dataset, if there is one, and `trainer` can be imported. `DAILYTRAIN_PROXY` is
+the socket of a proxy, if it may fetch anything (`trainer.node.fetch_proxy`). `executed.ipynb` is
 written after each cell, so that a killed notebook can be shown, and at the end `result.json` or `failure.json`.
 
 Not covered: widgets, and kernels of other languages than Python.
@@ -10,6 +11,7 @@ Not covered: widgets, and kernels of other languages than Python.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import logging
 import os
@@ -47,6 +49,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def execute_notebook(notebook: Path, folder: Path) -> int:
     """Run all cells; raise `NotebookError` if one fails. `folder`: for Jupyter's own files."""
     set_jupyter_folders(folder)
+    if proxy := os.environ.get("DAILYTRAIN_PROXY"):
+        address = f"http://127.0.0.1:{forward_port(proxy)}"
+        os.environ.update(dict.fromkeys(("HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy"), address))
     import nbformat
     import papermill
     from nbclient.exceptions import DeadKernelError
@@ -78,6 +83,29 @@ def execute_notebook(notebook: Path, folder: Path) -> int:
     result = {"cells": len(cells), "seconds": round(time.monotonic() - started, 3)}
     Path(RESULT).write_text(json.dumps(result))
     return errors.ExitCode.OK
+
+
+def forward_port(path: str) -> int:
+    """Forward a port of this machine to a Unix socket, since programs look for a proxy at a port; return the port."""
+    import asyncio
+    import threading
+
+    async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError):
+            while data := await reader.read(1 << 16):
+                writer.write(data)
+                await writer.drain()
+        writer.close()
+
+    async def connect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        out_reader, out_writer = await asyncio.open_unix_connection(path)
+        await asyncio.gather(pass_on(reader, out_writer), pass_on(out_reader, writer))
+
+    loop = asyncio.new_event_loop()
+    server = loop.run_until_complete(asyncio.start_server(connect, "127.0.0.1", 0))
+    threading.Thread(target=loop.run_forever, daemon=True).start()
+    port: int = server.sockets[0].getsockname()[1]
+    return port
 
 
 def list_code_cells(notebook: Path) -> list[dict[str, Any]]:

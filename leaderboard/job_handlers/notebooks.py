@@ -68,6 +68,7 @@ class NotebookHandler(JobKind):
             parts=len(parts),
             seconds=get_part_seconds(part.run),
             model=tuple(list_model_files(before.job)) if before else (),
+            hosts=tuple(part.run.track.notebook_hosts) or None,
         )
 
     def handle_lease(self, job: Job, lease: Lease) -> None:

@@ -15,6 +15,7 @@ from typing_extensions import TypedDict
 from leaderboard.models.dicts import build_dict
 from leaderboard.models.field_checks import (
     MOST_SEEDS,
+    check_hosts,
     check_ladder,
     check_swarm_sizes,
     check_trial,
@@ -203,6 +204,13 @@ class Track(models.Model):
         default=True,
         help_text="Architectures are traced once, in a sandbox, and nodes train the graphs. Nothing else ranks. Not "
         "for swarms, start runs and several devices.",
+    )
+    notebook_hosts = models.JSONField(
+        default=list,
+        blank=True,
+        validators=[check_hosts],
+        help_text="Hosts from which its notebooks may fetch by HTTPS, with their subdomains, such as "
+        '["huggingface.co", "hf.co"]. Nodes log each connection. Empty: notebooks have no network.',
     )
     hours_zone = models.CharField(
         max_length=64, default="UTC", validators=[known_zone], help_text="IANA time zone of the track's hours."

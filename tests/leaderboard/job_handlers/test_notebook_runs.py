@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
+from django.core.exceptions import ValidationError
 from django.test import Client
 
 from leaderboard import permissions
@@ -173,3 +174,22 @@ def test_notebook_page_shows_cells_and_links_files(
         assert client.get(f"/runs/{notebook_run.pk}/parts{path}").status_code == 404
     monkeypatch.setitem(rate_limits.PER_HOUR, "download", 1)
     assert client.get(f"/runs/{notebook_run.pk}/parts/1/executed.ipynb").status_code == 429
+
+
+@pytest.mark.parametrize(
+    "hosts", ["huggingface.co", ["https://huggingface.co"], ["localhost"], ["10.0.0.1"], ["a.b:80"], ["a.org"] * 51]
+)
+def test_track_refuses_notebook_hosts_that_are_no_list_of_names(track: Track, hosts: object) -> None:
+    with pytest.raises(ValidationError, match="Up to 50 names of hosts"):
+        Track._meta.get_field("notebook_hosts").clean(hosts, track)
+
+
+def test_hosts_of_the_track_are_in_the_order_and_shown_at_review(notebook_run: Run, client: Client) -> None:
+    page = notebook_run.entry.get_absolute_url()
+    order = get_job_kind(notebook_run.job).build_order(notebook_run.job, None)
+    assert order.hosts is None
+    assert "Runs without network." in client.get(page).content.decode()
+    Track.objects.update(notebook_hosts=["huggingface.co", "hf.co"])
+    order = get_job_kind(notebook_run.job).build_order(notebook_run.job, None)
+    assert order.hosts == ("huggingface.co", "hf.co")
+    assert "May fetch by HTTPS from huggingface.co, hf.co" in client.get(page).content.decode()

@@ -125,7 +125,10 @@ def test_node_page_says_which_waiting_jobs_and_tracks_fit_its_machine(settings: 
 
     small, large = (get_page_text(sign_in_sponsor(ada), f"/sponsors/nodes/{node.pk}/") for node in (laptop, pair))
 
-    assert "Free. The waiting jobs need a node with 2 GPUs of 24 GB. Large enough to train on the track On a laptop." in small
+    assert (
+        "Free. The waiting jobs need a node with 2 GPUs of 24 GB. Large enough to train on the track On a laptop."
+        in small
+    )
     assert "Free. 2 waiting jobs fit it." in large
     assert "Large enough to train on the tracks On two cards, On a laptop." in large
 

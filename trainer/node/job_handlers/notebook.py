@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from trainer.errors import ExitCode
 from trainer.node.client import build_file_ref
 from trainer.node.datasets import PYTHON_COMMAND, build_entry_environment, ensure_dataset, mount_training_files
+from trainer.node.fetch_proxy import serve_proxy
 from trainer.node.job import Job
 from trainer.node.outcome import JobFailedError, JobOutcome, explain_failure
 from trainer.protocol import FileRef, NotebookOrder, NotebookResult
@@ -35,8 +36,13 @@ def run_notebook(job: Job) -> JobOutcome:
     dataset = ensure_dataset(job, order.dataset) if order.dataset else None
     (job.workspace.out / MODEL_FOLDER).mkdir()
     job.download_all(order.model, job.workspace.out / MODEL_FOLDER)
-    process = job.run_process(job.context.sandbox, build_spec(job, order, dataset))
-    return read_outcome(process, job.workspace.out)
+    spec = build_spec(job, order, dataset)
+    if not order.hosts:
+        return read_outcome(job.run_process(job.context.sandbox, spec), job.workspace.out)
+    with serve_proxy(order.hosts, job.limits.disk_bytes, job.log) as path:
+        environment = {**spec.environment, "DAILYTRAIN_PROXY": str(path)}
+        spec = replace(spec, environment=environment, mounts=[*spec.mounts, Mount(path.parent)])
+        return read_outcome(job.run_process(job.context.sandbox, spec), job.workspace.out)
 
 
 def check_notebook(source: Path, notebook: FileRef) -> None:
