@@ -265,7 +265,7 @@ OUTBOX_HANDLERS: dict[str, str] = {
 }
 # Function that lists the tracks to which a node can be restricted (`scheduler.job_kinds.list_tracks`).
 POOL_TRACKS = "leaderboard.runs.list_pool_tracks"
-# Container image of the node agent (Dockerfile, target `node`), for a second command on sponsors' pages. Empty: none.
+# Image of the node agent (Dockerfile, target `node`), best by its digest (name@sha256:...), for a command with Docker.
 NODE_IMAGE = read_text("NODE_IMAGE", "")
 # The same for volunteers of the dataset swarm, on a campaign's page (Dockerfile, target `volunteer`).
 VOLUNTEER_IMAGE = read_text("VOLUNTEER_IMAGE", "")

@@ -24,7 +24,7 @@ from scheduler.models import Event
 from scheduler.node_api import downloads
 from scheduler.rate_limits import build_rate_limit_response
 from scheduler.sign_in import require_login_from
-from scheduler.site_address import build_network_options
+from scheduler.site_address import build_container_options
 from trainer.rephrase import prompts
 
 MAX_SAMPLES = 4
@@ -170,7 +170,7 @@ def build_join_commands(campaign: Campaign | None = None, token: str = "") -> di
     join = ["--server", settings.SITE_URL, *(["--campaign", campaign.slug] if campaign else [])]
     join += ["--token", token] if token else []
     docker = ["--rm", "-it", "--gpus", "all", "-v", "dailytrain-volunteer:/home/node/data"]
-    docker += build_network_options()
+    docker += build_container_options()
     image = settings.VOLUNTEER_IMAGE
     return {
         "join_command": shlex.join(["dailytrain", "rephrase", "join", *join]),

@@ -13,7 +13,7 @@ from django.utils import timezone
 from scheduler import node_tokens
 from scheduler.models import Event, JoinToken, Node
 from scheduler.release.wheel import get_requirement
-from scheduler.site_address import build_network_options
+from scheduler.site_address import build_container_options
 
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 """PyTorch's index of CPU builds. Their local version, such as 2.13.0+cpu, precedes the default index's CUDA build."""
@@ -76,7 +76,7 @@ def build_docker_command(node: Node, token: str) -> str:
     remove = f"docker rm -f {shlex.quote(name)}; " if node.last_seen else ""
     options = ["-d", "--name", name, "--restart", "on-failure:5", "--stop-timeout", str(STOP_SECONDS)]
     options += ["--gpus", "all"] if has_gpus(node) else []
-    options += build_network_options()
+    options += build_container_options()
     options += ["--cap-drop", "ALL", "--security-opt", "no-new-privileges"]
     for profile in ("seccomp", "apparmor", "systempaths"):
         options += ["--security-opt", f"{profile}=unconfined"]

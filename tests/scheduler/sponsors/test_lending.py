@@ -351,6 +351,7 @@ def test_new_install_command_expires_old_one_only(client: Client, signed_in_user
     assert agent.request_action().action == "idle", "the current token is valid until the new command is used"
     command = get_install_command(client, node, "docker")
     assert command[:3] == ["docker", "rm", "-f"], "the new command removes the old container"
+    assert command[command.index("--shm-size") + 1] == "2g"
     moved_agent = register_node(get_join_token(command))
     assert agent.poll().status_code == 401
     assert moved_agent.request_action().action == "idle"
