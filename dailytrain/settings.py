@@ -258,7 +258,6 @@ OUTBOX_HANDLERS: dict[str, str] = {
     "github.commit": "leaderboard.integrations.github.commit_status.update_status",
     "run.request": "leaderboard.api.run_requests.process_run_request",
     "notice": "leaderboard.notifications.delivery.send_notice",
-    "season.prepare": "leaderboard.schedule.preparations.prepare_season",
     "hub": "leaderboard.publishing.publications.upload_publication",
     "hub.dataset": "leaderboard.publishing.datasets.publish",
     "hub.season": "leaderboard.publishing.season_datasets.publish_season",
