@@ -6,12 +6,10 @@ from django import forms
 from django.contrib import admin, messages
 from django.db import transaction
 from django.http import HttpRequest
-from django.utils.html import format_html
 
 from leaderboard import runs
 from leaderboard.admin.base import get_user
 from leaderboard.models import Season
-from leaderboard.publishing import season_datasets
 from scheduler.admin.base import ChangedFieldsAdmin
 
 
@@ -19,13 +17,8 @@ from scheduler.admin.base import ChangedFieldsAdmin
 class SeasonAdmin(ChangedFieldsAdmin):
     list_display = ("name", "active", "corpus", "tokenizer", "test_tokens", "dataset_hash", "baseline")
     list_select_related = ("baseline",)
-    readonly_fields = ("dataset_hash", "vocabulary_size", "active", "on_the_hub")
+    readonly_fields = ("dataset_hash", "vocabulary_size", "active")
     raw_id_fields = ("baseline",)
-
-    @admin.display(description="Tokens on the Hub")
-    def on_the_hub(self, season: Season) -> str:
-        url = season_datasets.get_hub_url(season) if season.pk else ""
-        return format_html('<a href="{0}">{0}</a>', url) if url else "-"
 
     def get_readonly_fields(self, request: HttpRequest, obj: Season | None = None) -> tuple[str, ...]:
         """Fix what the dataset follows from once it is prepared."""
