@@ -258,10 +258,8 @@ OUTBOX_HANDLERS: dict[str, str] = {
     "github.commit": "leaderboard.integrations.github.commit_status.update_status",
     "run.request": "leaderboard.api.run_requests.process_run_request",
     "notice": "leaderboard.notifications.delivery.send_notice",
-    "season.prepare": "leaderboard.schedule.preparations.prepare_season",
     "hub": "leaderboard.publishing.publications.upload_publication",
     "hub.dataset": "leaderboard.publishing.datasets.publish",
-    "hub.season": "leaderboard.publishing.season_datasets.publish_season",
 }
 # Function that lists the tracks to which a node can be restricted (`scheduler.job_kinds.list_tracks`).
 POOL_TRACKS = "leaderboard.runs.list_pool_tracks"
@@ -327,10 +325,10 @@ HUB_ENDPOINT = read_text("HUB_ENDPOINT", "https://huggingface.co").rstrip("/")
 HUB_ORGANIZATION = read_text("HUB_ORGANIZATION")
 # Token that may write to the organization. It stays on the server.
 HF_TOKEN = read_text("HF_TOKEN")
-# What is published without a maintainer's approval: runs (record, nightly, monthly), and tokens of seasons (season).
-HUB_PUBLISH = read_words("HUB_PUBLISH", "record nightly monthly season")
-if unknown := set(HUB_PUBLISH) - {"record", "nightly", "monthly", "season"}:
-    raise ImproperlyConfigured(f"HUB_PUBLISH is {min(unknown)!r}: it takes record, nightly, monthly and season.")
+# Runs whose weights are published without a maintainer's approval.
+HUB_PUBLISH = read_words("HUB_PUBLISH", "record nightly monthly")
+if unknown := set(HUB_PUBLISH) - {"record", "nightly", "monthly"}:
+    raise ImproperlyConfigured(f"HUB_PUBLISH is {min(unknown)!r}: it takes record, nightly and monthly.")
 # License of the weights: one of the Hub's identifiers.
 HUB_LICENSE = read_text("HUB_LICENSE", "apache-2.0")
 

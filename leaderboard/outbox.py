@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 CLAIM_TIME = timedelta(minutes=10)  # of a handler; then another process may retry
 FIRST_RETRY = timedelta(seconds=10)
 MAX_RETRY_WAIT = timedelta(hours=1)
-LONG_KINDS = ("hub", "hub.dataset", "hub.season", "season.prepare")
+LONG_KINDS = ("hub", "hub.dataset")
 """Messages that take minutes to hours: Celery's queue `long` is theirs."""
 
 Handler = Callable[[OutboxMessage], Mapping[str, Any]]  # returns what to store in `OutboxMessage.result`

@@ -15,7 +15,7 @@ from leaderboard.integrations.github import comments, deliveries
 from leaderboard.job_handlers import generation, score, swarm, train
 from leaderboard.models import Track
 from leaderboard.notifications import delivery, site_alerts
-from leaderboard.publishing import datasets, release_finetunes, releases, season_datasets, test_secrets
+from leaderboard.publishing import datasets, release_finetunes, releases, test_secrets
 from leaderboard.rankings import confirmations, standings_store
 from leaderboard.schedule import ladder
 from leaderboard.schedule import nightly as nightly_runs
@@ -78,7 +78,6 @@ def process_due_long_messages() -> None:
 @shared_task  # type: ignore[untyped-decorator]
 def publish_datasets() -> None:
     datasets.enqueue_datasets()
-    season_datasets.enqueue_seasons()
     test_secrets.publish_test_secrets()
 
 

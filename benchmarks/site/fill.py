@@ -146,7 +146,6 @@ def create_curves(runs: Sequence[Run], points: int) -> None:
         report_metrics(template, own - 40, 40)
     with connection.schema_editor() as schema:  # built once at the end: much faster
         schema.remove_constraint(CurvePoint, CurvePoint._meta.constraints[0])
-        schema.remove_index(CurvePoint, CurvePoint._meta.indexes[0])
     copy_curve(long[0], [run.pk for run in long[1:]])
     Run.objects.filter(pk__in=[run.pk for run in long]).update(step=LONG_STEPS)
     others = [run.pk for run in short if run not in templates]
@@ -154,7 +153,6 @@ def create_curves(runs: Sequence[Run], points: int) -> None:
         copy_curve(template, others[number :: len(templates)])
     with connection.schema_editor() as schema:
         schema.add_constraint(CurvePoint, CurvePoint._meta.constraints[0])
-        schema.add_index(CurvePoint, CurvePoint._meta.indexes[0])
 
 
 def count_queries(paths: dict[str, list[str]]) -> dict[str, int]:

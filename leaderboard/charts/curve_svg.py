@@ -15,18 +15,16 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from django.db.models import Q
+from django.db.models import Count, F, Window
+from django.db.models.functions import RowNumber
 
-from leaderboard.charts.downsampling import level_for
 from leaderboard.formatting import compact, duration, power
 from leaderboard.models import CurvePoint, Run
 
 PICTURE_POINTS = 400
+MAX_PAGE_POINTS = 4000
+"""Points of all curves on a page, read from the database."""
 MAX_POINTS = 2000
-MAX_READ_POINTS = 800
-"""Points read per series. Smoothing needs more points than a chart shows."""
-MAX_PAGE_POINTS = 2000
-"""Points of all curves on a page."""
 FAR = 10_000.0
 """Per cent; a browser adds up relative paths in single precision, so farther points are moved here."""
 DEV = CurvePoint.Series.DEV.value
@@ -88,7 +86,7 @@ class Whisker:
 
 
 def load_thinned_points(run: Run, count: int = MAX_POINTS) -> tuple[list[Point], list[Point]]:
-    train, dev = load_points([run], count)[run.pk]
+    train, dev = load_points([run])[run.pk]
     return thin_points(train, count), thin_points(dev, count)
 
 
@@ -96,15 +94,16 @@ def thin_points(points: list[Point], count: int) -> list[Point]:
     return [points[i] for i in thin_values([point.loss for point in points], count)]
 
 
-def load_points(runs: Sequence[Run], count: int | None = None) -> dict[int, tuple[list[Point], list[Point]]]:
-    """Return each run's train and dev points with a finite loss, by step: about `count` of each, or all. One query."""
+def load_points(runs: Sequence[Run]) -> dict[int, tuple[list[Point], list[Point]]]:
+    """Return each run's train and dev points with a finite loss, by step: of many runs a part, evenly. One query."""
     series: dict[int, tuple[list[Point], list[Point]]] = {run.pk: ([], []) for run in runs}
-    if not runs:
-        return series
-    chosen = Q()
-    for run in runs:
-        chosen |= Q(run=run.pk, level__gte=level_for(run.step, count) if count else 0)
-    points = CurvePoint.objects.filter(chosen).order_by("run_id", "series", "step")
+    points = CurvePoint.objects.filter(run__in=series).order_by("run_id", "series", "step")
+    if len(runs) > 2:
+        curve = ["run", "series"]
+        number = Window(RowNumber(), partition_by=curve, order_by="-step")
+        points = points.annotate(number=number, total=Window(Count("pk"), partition_by=curve))
+        stride = (F("total") * len(runs) - 1) / MAX_PAGE_POINTS + 1
+        points = points.annotate(rest=(F("number") - 1) % stride).filter(rest=0)
     for run_id, name, *values in points.values_list("run_id", "series", *Point._fields):
         point = Point._make(values)
         if math.isfinite(point.loss):
@@ -127,9 +126,8 @@ def load_curve(run: Run, count: int = PICTURE_POINTS) -> Curve:
 
 def load_curves(runs: Sequence[Run], count: int = PICTURE_POINTS) -> dict[int, Curve]:
     """Return each run's curve by id, smoothed before it is thinned. One query."""
-    read = max(count, min(MAX_READ_POINTS, MAX_PAGE_POINTS // max(len(runs), 1)))
     curves = {}
-    for run_id, (train, dev) in load_points(runs, read).items():
+    for run_id, (train, dev) in load_points(runs).items():
         losses = [point.loss for point in train]
         kept, calm = thin_values(losses, count), smooth_values(losses)
         curves[run_id] = Curve([train[i] for i in kept], [calm[i] for i in kept], thin_points(dev, count))

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
+from itertools import groupby
 from typing import Annotated, Any, Literal
 
+from django.db.models import F, QuerySet
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from leaderboard import metrics_queries
-from leaderboard.charts import downsampling
 from leaderboard.models import CurvePoint, Run, Sample
 from leaderboard.sanitize import MAX_INTEGER, sanitize_text
 
 logger = logging.getLogger(__name__)
 
-MAX_POINTS = 20_000  # per run and series; longer curves are downsampled (`leaderboard.charts.downsampling`)
+MAX_POINTS = 2000  # per run and series, as many as charts and the API show; then about half of them stay
+BUCKETS = 250
+EXTREMES_OF = ("loss", "gradient_norm")
+KEY = ("run", "series", "step")
+MEASURED = [field.name for field in CurvePoint._meta.fields if field.name not in ("id", *KEY)]
+PROGRESS_FIELDS = ("step", "fraction", "tokens", "seconds", "loss")
 MAX_SAMPLES = 300
 PROMPT_LENGTH = 500
 TEXT_LENGTH = 4000
@@ -80,7 +85,8 @@ def store_metrics(run: Run, rows: Sequence[dict[str, Any]], temperature: float |
         (point for point in points.values() if point.kind == "train"), key=lambda point: point.step, default=None
     )
     progress = {**latest.model_dump(), "fraction": bound_fraction(latest.fraction)} if latest else {}
-    metrics_queries.update_progress(run, progress)
+    changed = {name: progress[name] for name in PROGRESS_FIELDS} if progress else {}
+    Run.objects.filter(pk=run.pk).update(revision=F("revision") + 1, **changed)
 
 
 def parse_lines(run: Run, rows: Sequence[dict[str, Any]]) -> Iterable[PointLine | SampleLine]:
@@ -95,49 +101,31 @@ def parse_lines(run: Run, rows: Sequence[dict[str, Any]]) -> Iterable[PointLine 
 
 
 def store_points(run: Run, points: dict[tuple[str, int], PointLine], temperature: float | None = None) -> None:
-    if not points:
+    """Insert points, in place of those of the same steps."""
+    rows = [
+        CurvePoint(
+            run=run, series=series, temperature_celsius=temperature, **point.model_dump(exclude={"kind", "fraction"})
+        )
+        for (series, _), point in points.items()
+    ]
+    CurvePoint.objects.bulk_create(rows, update_conflicts=True, unique_fields=KEY, update_fields=MEASURED)
+    for series in {series for series, _ in points}:
+        thin_series(CurvePoint.objects.filter(run=run, series=series).order_by("step"))
+
+
+def thin_series(curve: QuerySet[CurvePoint]) -> None:
+    """Of a series that has grown too long keep the ends and, of each of `BUCKETS` equal stretches, the extremes."""
+    if curve.count() <= MAX_POINTS:
         return
-    levels: dict[tuple[str, int], int] = {}
-    changed_series = {series for series, _ in points}
-    for series in changed_series:
-        fresh = {step: point for (name, step), point in points.items() if name == series}
-        levels |= {(series, step): level for step, level in update_levels(run, series, fresh).items()}
-    metrics_queries.insert_points(
-        run,
-        [
-            {**point.model_dump(), "series": series, "temperature_celsius": temperature, "level": levels[series, step]}
-            for (series, step), point in points.items()
-        ],
-    )
-    if level := downsampling.level_for(max(step for _, step in points), MAX_POINTS):
-        CurvePoint.objects.filter(run=run, series__in=changed_series, level__lt=level).delete()
-
-
-def update_levels(run: Run, series: str, fresh: Mapping[int, PointLine]) -> dict[int, int]:
-    """Return the downsampling levels of new points, and set those of the points that they replace as extremes.
-
-    Without new points: the end of the curve was deleted.
-    """
-    if fresh:
-        since = min(fresh)
-        stored = metrics_queries.load_changeable_points(run, series, since)
-        last = max(stored, default=None)  # the end of the curve always has the highest level, so it is among them
-        if last is not None and last < downsampling.round_down(since):
-            stored = metrics_queries.load_changeable_points(run, series, last)
-    else:
-        curve = CurvePoint.objects.filter(run=run, series=series).order_by("-step")
-        last = curve.values_list("step", flat=True).first()
-        stored = metrics_queries.load_changeable_points(run, series, last) if last is not None else {}
-    points: dict[int, PointLine | CurvePoint] = {**stored, **fresh}
-    if not points:
-        return {}
-    steps = sorted(points)
-    values = [(step, [getattr(points[step], name) for name in downsampling.EXTREMES_OF]) for step in steps]
-    levels = dict(zip(steps, downsampling.compute_levels(values), strict=True))
-    metrics_queries.write_levels(
-        [(levels[step], row.id) for step, row in stored.items() if step not in fresh and row.level != levels[step]]
-    )
-    return {step: levels[step] for step in fresh}
+    points = list(curve.values_list("pk", "step", *EXTREMES_OF))
+    end = points[-1][1] + 1
+    kept = {points[0][0], points[-1][0]}
+    for _, stretch in groupby(points, key=lambda point: point[1] * BUCKETS // end):
+        measured = list(stretch)
+        for column in range(2, 2 + len(EXTREMES_OF)):
+            known = [(point[column], point[0]) for point in measured if point[column] is not None]
+            kept |= {min(known)[1], max(known)[1]} if known else set()
+    curve.filter(pk__in={point[0] for point in points} - kept).delete()
 
 
 def store_samples(run: Run, texts: dict[tuple[int, str], SampleLine]) -> None:
@@ -158,6 +146,4 @@ def store_samples(run: Run, texts: dict[tuple[int, str], SampleLine]) -> None:
 def delete_after_step(run: Run, step: int) -> None:
     """Delete points and samples after `step`, from which the run resumes: they may come out differently."""
     CurvePoint.objects.filter(run=run, step__gt=step).delete()
-    for series in CurvePoint.Series.values:
-        update_levels(run, series, {})
     Sample.objects.filter(run=run, step__gt=step).delete()

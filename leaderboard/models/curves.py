@@ -8,9 +8,6 @@ from typing_extensions import TypedDict
 from leaderboard.models.dicts import build_dict
 from leaderboard.models.runs import Run
 
-MAX_LEVEL = 40
-"""Level of a curve's first and last point and of its extremes."""
-
 
 class PointDict(TypedDict):
     step: int
@@ -54,14 +51,10 @@ class CurvePoint(models.Model):
     temperature_celsius = models.FloatField(
         null=True, help_text="Temperature of the node's hottest GPU, as last reported by its agent."
     )
-    level = models.SmallIntegerField(
-        default=MAX_LEVEL, help_text="How coarse a chart still shows it, see `charts.downsampling`."
-    )
 
     class Meta:
         ordering = ["series", "step"]
         constraints = [models.UniqueConstraint(fields=["run", "series", "step"], name="one_point_per_step")]
-        indexes = [models.Index(fields=["run", "series", "level"], name="curve_by_level")]
 
     def __str__(self) -> str:
         return f"run {self.run_id} {self.series} step {self.step}"

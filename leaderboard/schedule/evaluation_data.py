@@ -11,7 +11,6 @@ from django.conf import settings
 
 from leaderboard.models import Season, SeasonFile, Track
 from leaderboard.schedule.first_season import TRACK
-from leaderboard.schedule.preparation_progress import PreparationProgress, read_lines, stop_on_error
 from scheduler import storage
 from trainer.protocol.files import hash_file
 from trainer.scoring import benchmark_tasks
@@ -25,34 +24,28 @@ def list_tasks(season: Season) -> list[str]:
     return sorted({task for suite in suites for task in suite})
 
 
-def store_evaluation_data(
-    season: Season, tasks: Iterable[str], folder: Path | None = None, progress: PreparationProgress | None = None
-) -> list[str]:
+def store_evaluation_data(season: Season, tasks: Iterable[str], folder: Path | None = None) -> list[str]:
     """Store the files of these tasks that the season lacks; return the tasks without data.
 
     A stored file is never replaced. `folder`: of files that do not ship with this repository; by default they are
     downloaded from their sources.
     """
-    progress = progress or PreparationProgress()
     missing = season.list_missing_tasks(list(tasks))
     if folder is None:
         folder = settings.HOME / "evaluation"
-        fetch(missing, folder, progress)
+        fetch(missing, folder)
     stored = {file.path for file in season.get_evaluation_files(missing)}
     available, lacking = benchmark_tasks.split_by_available_data(missing, folder)
     for path in sorted({path for task in available for path in benchmark_tasks.list_files(task)} - stored):
         store_file(season, path, folder)
-        progress.update()
     return lacking
 
 
-def fetch(tasks: list[str], folder: Path, progress: PreparationProgress) -> None:
+def fetch(tasks: list[str], folder: Path) -> None:
     """Download what the tasks lack in a subprocess, which prints what it cannot get: the site imports no datasets."""
     if benchmark_tasks.split_by_available_data(tasks, folder)[1]:
         command = [sys.executable, "-m", "trainer.cli", "benchmarks", str(folder), "--suite", ",".join(tasks)]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process, stop_on_error(process):
-            for _ in read_lines(process, progress):
-                pass  # it prints errors only, on standard error
+        subprocess.run(command, stdout=subprocess.DEVNULL, check=False)
 
 
 def store_file(season: Season, path: str, folder: Path | None) -> None:

@@ -6,7 +6,6 @@ import json
 import re
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +17,6 @@ from leaderboard import runs
 from leaderboard.models import Entry, Run, Season, Track
 from leaderboard.models.seasons import MANIFEST, TOKENIZER, SeasonFile, build_caps
 from leaderboard.schedule import nightly
-from leaderboard.schedule.preparation_progress import (
-    PreparationProgress,
-    count_bytes,
-    read_lines,
-    stop_on_error,
-)
 from leaderboard.submissions import intake
 from scheduler import storage
 from scheduler.models import SITE_ACTOR, Event
@@ -94,7 +87,7 @@ def ensure_season() -> Season:
     return season
 
 
-def prepare_season(season: Season, *, show_progress: bool = True, progress: PreparationProgress | None = None) -> bool:
+def prepare_season(season: Season, *, show_progress: bool = True) -> bool:
     """Build the season's dataset in a subprocess, store its files and pin its hash; return whether the hash is new.
 
     `show_progress`: in the terminal. Builds nothing if the files are stored. Raises SetupError if the hash differs from
@@ -103,15 +96,14 @@ def prepare_season(season: Season, *, show_progress: bool = True, progress: Prep
     if season.is_prepared and season.is_stored:
         runs.queue_waiting(season)
         return False
-    progress = progress or PreparationProgress()
-    dataset_hash, vocabulary_size, reserved_tokens, folder = build_dataset(season, show_progress, progress)
+    dataset_hash, vocabulary_size, reserved_tokens, folder = build_dataset(season, show_progress)
     if season.dataset_hash and dataset_hash != season.dataset_hash:
         raise SetupError(
             f"{season.corpus} gives dataset {dataset_hash[:12]} here, but {season} is pinned to "
             f"{season.dataset_hash[:12]}. The corpus or the release has changed since: restore it, or create a new "
             "season."
         )
-    store_dataset(season, folder, progress)
+    store_dataset(season, folder)
     with transaction.atomic():
         unpinned = Season.objects.filter(pk=season.pk, dataset_hash="")
         pinned = unpinned.update(
@@ -124,64 +116,40 @@ def prepare_season(season: Season, *, show_progress: bool = True, progress: Prep
     return pinned == 1
 
 
-def store_dataset(season: Season, folder: Path, progress: PreparationProgress) -> None:
+def store_dataset(season: Season, folder: Path) -> None:
     """Put the dataset's files, which this machine prepared, into the storage for nodes to download. Idempotent."""
     splits = json.loads((folder / MANIFEST).read_bytes())["splits"].values()
     files = {shard["path"]: shard["sha256"] for split in splits for shard in split["shards"]}
     files |= {name: hash_file(folder / name) for name in (TOKENIZER, MANIFEST)}  # the manifest comes last
-    sizes = {path: (folder / path).stat().st_size for path in files}
     stored = dict(season.files.filter(kind=SeasonFile.Kind.DATASET).values_list("path", "blob"))
-    missing = [path for path, sha256 in files.items() if stored.get(path) != sha256]
-    total, done = sum(sizes.values()), sum(sizes[path] for path in files if path not in missing)
-    progress.begin_stage("Storing the dataset", total, done)
-    for path in missing:
-        with (folder / path).open("rb") as file:
-            read = count_bytes(file.read, progress, done)
-            blob = storage.store_stream(files[path], read, limit=sizes[path])
-        season.files.update_or_create(kind=SeasonFile.Kind.DATASET, path=path, defaults={"blob": blob})
-        done += sizes[path]
-        progress.update(done)
+    for path in files:
+        if stored.get(path) != files[path]:
+            with (folder / path).open("rb") as file:
+                blob = storage.store_stream(files[path], file.read, limit=(folder / path).stat().st_size)
+            season.files.update_or_create(kind=SeasonFile.Kind.DATASET, path=path, defaults={"blob": blob})
 
 
-def build_dataset(season: Season, show_progress: bool, progress: PreparationProgress) -> tuple[str, int, int, Path]:
+def build_dataset(season: Season, show_progress: bool) -> tuple[str, int, int, Path]:
     """Return hash, vocabulary size, tokens of the test split and folder of the season's dataset.
 
     The subprocess keeps tokenizers out of the site. It may take hours, and continues where an earlier one ended.
     """
-    command = [sys.executable, "-m", "trainer.cli", "prepare", "--json", "--report-progress"]
+    command = [sys.executable, "-m", "trainer.cli", "prepare", "--json"]
     command += ["--corpus", season.corpus, "--tokenizer", season.tokenizer]
     if season.limit_bytes is not None:
         command += ["--limit-bytes", str(season.limit_bytes)]
     if not show_progress:
         command.append("--quiet")
-    with tempfile.TemporaryFile("w+") as errors:
-        stderr = None if show_progress else errors
-        with (
-            subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True) as process,
-            stop_on_error(process),
-        ):
-            dataset = follow_preparation(process, progress)
-        errors.seek(0)
-        lines = errors.read().strip().splitlines()
-    if process.returncode != 0:
+    stderr = None if show_progress else subprocess.PIPE
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=stderr, text=True, check=False)
+    if done.returncode != 0:
+        lines = (done.stderr or "").strip().splitlines()
         raise SetupError(lines[-1] if lines else f"The dataset of {season} could not be prepared (see above).")
+    dataset = json.loads(done.stdout)
     dataset_hash = str(dataset["hash"])
     assert re.fullmatch("[0-9a-f]{64}", dataset_hash), dataset_hash
     reserved_tokens = int(dataset["splits"]["test"]["tokens"])
     return dataset_hash, int(dataset["vocabulary_size"]), reserved_tokens, Path(dataset["path"])
-
-
-def follow_preparation(process: subprocess.Popen[str], progress: PreparationProgress) -> dict[str, Any]:
-    """Pass on the progress that `dailytrain prepare` prints; return its last line, the dataset."""
-    phase, row = "", {}
-    for line in read_lines(process, progress):
-        row = json.loads(line)
-        if row.get("phase", phase) != phase:
-            phase = row["phase"]
-            progress.begin_stage(phase, row["total"], row["done"])
-        elif "phase" in row:
-            progress.update(row["done"])
-    return row
 
 
 def set_up_site(*, main_only: bool = False) -> Track:

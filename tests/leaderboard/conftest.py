@@ -155,7 +155,7 @@ def hub(settings: Any, tmp_path: Path) -> Iterator[Hub]:
     with hub_server.run_hub_server() as server:
         settings.HUB_ENDPOINT, settings.HUB_ORGANIZATION = server.url, hub_server.ORGANIZATION
         settings.HF_TOKEN, settings.HOME = hub_server.TOKEN, tmp_path
-        settings.HUB_PUBLISH = ["record", "nightly", "season"]
+        settings.HUB_PUBLISH = ["record", "nightly"]
         yield server
 
 

@@ -23,9 +23,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     previous = signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM stops like Ctrl-C
     try:
         limit = parse_size(options.limit_bytes) if options.limit_bytes is not None else None
-        report = print_progress if options.report_progress else None
         names = (options.corpus, options.tokenizer, options.out)
-        dataset = prepare_dataset(*names, limit, progress=not options.quiet, report=report)
+        dataset = prepare_dataset(*names, limit, progress=not options.quiet)
     except UserError as error:
         return print_error("dailytrain prepare", error, ExitCode.USER_ERROR)
     except KeyboardInterrupt:
@@ -49,18 +48,7 @@ def build_parser() -> Parser:
     parser.add_argument("--out", metavar="DIR", help="folder to write: the dataset (in the cache)")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--quiet", action="store_true", help="show no progress")
-    parser.add_argument(
-        "--report-progress", action="store_true", help="print a line of JSON each second: phase, done, total bytes"
-    )
     return parser
-
-
-def print_progress(phase: str, done: int, total: int | None) -> None:
-    """Print a line for the program that reads them. If it has ended, so does the preparation, as by Ctrl-C."""
-    try:
-        print(json.dumps({"phase": phase, "done": done, "total": total}), flush=True)  # noqa: T201
-    except BrokenPipeError:
-        raise KeyboardInterrupt from None
 
 
 def format_corpora() -> str:

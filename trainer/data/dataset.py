@@ -43,7 +43,7 @@ from trainer.errors import DamagedDatasetError, DatasetError
 from trainer.protocol.files import hash_file
 
 if TYPE_CHECKING:
-    from trainer.data.progress import ProgressConsole, Report
+    from rich.console import Console
 
 
 class Dataset:
@@ -151,13 +151,12 @@ def prepare_dataset(
     folder: str | os.PathLike[str] | None = None,
     limit_bytes: int | None = None,
     progress: bool = False,
-    report: Report | None = None,
 ) -> Dataset:
     """Return the dataset of this corpus, tokenizer and limit; prepare it if it does not exist yet.
 
     `folder` is its destination, by default one in the cache. A repeated request returns the existing dataset; a changed
     file or another tokenizer makes a new one. Raise CorpusError, TokenizerError or DatasetError. Several processes may
-    call it at once: one prepares, the others wait. `progress`: show it on standard error. `report`: gets it, too.
+    call it at once: one prepares, the others wait. `progress`: show it on standard error.
     """
     if limit_bytes is not None and limit_bytes <= 0:
         raise DatasetError(f"The limit is {limit_bytes} bytes, but it must be greater than 0")
@@ -168,10 +167,11 @@ def prepare_dataset(
     target, find = target.absolute(), _find_in_folder if folder is not None else _find_in_cache
     if found := find(target, key):
         return found
-    from trainer.data.preparation import build_dataset  # what prepares texts is loaded only here
-    from trainer.data.progress import ProgressConsole
+    from rich.console import Console  # this and what prepares texts are loaded only here
 
-    console = ProgressConsole(report, stderr=True, soft_wrap=True, highlight=False, quiet=not progress)
+    from trainer.data.preparation import build_dataset
+
+    console = Console(stderr=True, soft_wrap=True, highlight=False, quiet=not progress)
     _create_parent(target)
     with _lock(target, console):
         found = find(target, key)  # another process may have prepared it in the meantime
@@ -184,7 +184,7 @@ def prepare_dataset(
 
 
 @contextmanager
-def _lock(target: Path, console: ProgressConsole) -> Iterator[None]:
+def _lock(target: Path, console: Console) -> Iterator[None]:
     """Hold the lock of a destination. The kernel releases it when its holder dies."""
     path = target.with_name(f".{target.name}.lock")
     lock = FileLock(path)

@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from rich.console import Console
 
 from trainer.data import splits
 from trainer.data.corpora import Corpus
-from trainer.data.progress import ProgressConsole, show_phase
+from trainer.data.progress import show_phase
 from trainer.data.shards import (
     FORMAT,
     FORMAT_WITH_PROMPTS,
@@ -47,7 +48,7 @@ def build_dataset(
     spec: TokenizerSpec,
     limit_bytes: int | None,
     origin: dict[str, Any],
-    console: ProgressConsole,
+    console: Console,
 ) -> None:
     """Build the dataset at `folder`, which must be absent or empty. The caller holds the lock.
 
@@ -72,7 +73,7 @@ def build_dataset(
             shutil.rmtree(partial, ignore_errors=True)
 
 
-def _open_partial(partial: Path, origin: dict[str, Any], console: ProgressConsole) -> None:
+def _open_partial(partial: Path, origin: dict[str, Any], console: Console) -> None:
     """Keep the temporary folder of an interrupted preparation of the same dataset, else begin with an empty one."""
     request = json.dumps(origin)
     if (partial / REQUEST).is_file() and (partial / REQUEST).read_text() == request:
@@ -89,7 +90,7 @@ def _write_dataset(
     spec: TokenizerSpec,
     limit_bytes: int | None,
     origin: dict[str, Any],
-    console: ProgressConsole,
+    console: Console,
 ) -> None:
     work = folder / "spool"
     _spool_corpus(work / "documents", corpus, limit_bytes, console)
@@ -132,7 +133,7 @@ def _describe_split(split: str, tasks: list[ShardTask], rows: dict[str, Row]) ->
     }
 
 
-def _spool_corpus(path: Path, corpus: Corpus, limit_bytes: int | None, console: ProgressConsole) -> None:
+def _spool_corpus(path: Path, corpus: Corpus, limit_bytes: int | None, console: Console) -> None:
     with SpoolWriter(path) as spool, show_phase(console, "Reading the corpus", limit_bytes, spool.size) as phase:
         if spool.is_complete:
             return
@@ -173,7 +174,7 @@ def _assign_splits(documents: Spool, pieces: Path) -> tuple[Path, np.ndarray]:
     return pieces, assignment
 
 
-def _train_tokenizer(path: Path, assignment: np.ndarray, spec: TokenizerSpec, console: ProgressConsole) -> Tokenizer:
+def _train_tokenizer(path: Path, assignment: np.ndarray, spec: TokenizerSpec, console: Console) -> Tokenizer:
     assert spec.train_size is not None
     numbers = np.flatnonzero(assignment == splits.TRAIN)
     with Spool(path) as spool:

@@ -1,12 +1,11 @@
-"""Progress of a preparation: bars on a terminal, lines in a log, and calls of a function for other programs."""
+"""Progress of a preparation: bars on a terminal, lines in a log."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any
 
 from rich.console import Console
 from rich.progress import (
@@ -21,27 +20,15 @@ from rich.progress import (
 )
 
 LOG_INTERVAL = 15.0  # seconds between two lines in a log
-REPORT_INTERVAL = 1.0  # seconds between two calls of `Report`
-Report = Callable[[str, int, int | None], None]
-"""Called with a phase's title, its bytes of text so far, and in all; None if that is unknown."""
-
-
-class ProgressConsole(Console):
-    """A console whose phases also call `report`, if there is one, at their begin, each second and at their end."""
-
-    def __init__(self, report: Report | None = None, **options: Any) -> None:
-        super().__init__(**options)
-        self.report = report
 
 
 class ProgressPhase:
     """Count and show the bytes that are done. A disabled `bar` means that the output is a log."""
 
-    def __init__(self, bar: Progress, task: TaskID, report: Report | None = None) -> None:
+    def __init__(self, bar: Progress, task: TaskID) -> None:
         self.done = self._start = int(bar.tasks[task].completed)
-        self._bar, self._task, self._report, self._started = bar, task, report, time.monotonic()
-        self._last = self._reported = self._started
-        self.report()
+        self._bar, self._task, self._started = bar, task, time.monotonic()
+        self._last = self._started
 
     def advance(self, amount: int) -> None:
         self.done += amount
@@ -49,14 +36,6 @@ class ProgressPhase:
         if self._bar.disable and time.monotonic() - self._last >= LOG_INTERVAL:
             self._last = time.monotonic()
             self._bar.console.print(self._format_line(), markup=False)
-        if time.monotonic() - self._reported >= REPORT_INTERVAL:
-            self._reported = time.monotonic()
-            self.report()
-
-    def report(self) -> None:
-        if self._report:
-            task = self._bar.tasks[self._task]
-            self._report(task.description, self.done, int(task.total) if task.total else None)
 
     def _format_line(self) -> str:
         task = self._bar.tasks[self._task]
@@ -69,9 +48,7 @@ class ProgressPhase:
 
 
 @contextmanager
-def show_phase(
-    console: ProgressConsole, title: str, total: int | None = None, done: int = 0
-) -> Iterator[ProgressPhase]:
+def show_phase(console: Console, title: str, total: int | None = None, done: int = 0) -> Iterator[ProgressPhase]:
     """Show a phase of `total` bytes, None if the amount is unknown, that begins with `done`.
 
     A quiet console shows nothing.
@@ -81,6 +58,4 @@ def show_phase(
     if not console.is_terminal:
         console.print(f"{title} ...", markup=False)
     with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
-        phase = ProgressPhase(bar, bar.add_task(title, total=total, completed=done), console.report)
-        yield phase
-        phase.report()
+        yield ProgressPhase(bar, bar.add_task(title, total=total, completed=done))

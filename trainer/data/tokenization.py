@@ -19,11 +19,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from rich.console import Console
 
 from trainer.accounting.cores import count_cores
 from trainer.data import splits
 from trainer.data.corpora import Document
-from trainer.data.progress import ProgressConsole, ProgressPhase, show_phase
+from trainer.data.progress import ProgressPhase, show_phase
 from trainer.data.shards import PROMPT_BIT, SPLITS, FileWriter, write_file
 from trainer.data.spool import Spool
 from trainer.data.tokenizer import Tokenizer, load_tokenizer
@@ -66,7 +67,7 @@ def plan_shards(assignment: np.ndarray, lengths: np.ndarray) -> list[ShardTask]:
 
 
 def tokenize_shards(
-    folder: Path, spool: Path, tasks: list[ShardTask], dtype: np.dtype[Any], journal: Path, console: ProgressConsole
+    folder: Path, spool: Path, tasks: list[ShardTask], dtype: np.dtype[Any], journal: Path, console: Console
 ) -> dict[str, Row]:
     """Write the shards of all tasks that are not in the journal; return the rows of all by path."""
     rows = _read_journal(journal)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from argparse import ArgumentParser
 from pathlib import Path
 from typing import Any
@@ -10,25 +9,19 @@ from typing import Any
 from django.core.exceptions import ValidationError
 from django.core.management.base import BaseCommand, CommandError
 
-from leaderboard import outbox
-from leaderboard.models import OutboxMessage
-from leaderboard.schedule import next_season, preparations
-from leaderboard.schedule.evaluation_data import FOLDER_HELP
+from leaderboard.schedule import evaluation_data, first_season, next_season
 from leaderboard.schedule.first_season import SetupError
-from scheduler.models import SITE_ACTOR
 from trainer.accounting.budget import parse_tokens
 from trainer.data.corpora import KINDS
 from trainer.errors import UserError
-from trainer.scoring.benchmark_tasks import NAMES
-
-POLL_SECONDS = 2.0
+from trainer.scoring.benchmark_tasks import NAMES, check_names
 
 
 class Command(BaseCommand):
     help = (
         "Prepare the dataset and evaluation data of a new season and store them. Then make it current: all tracks of "
-        "the season before continue in it with the newest scored main as baseline. After an interruption run it again. "
-        "The season's page in the admin shows the progress and can do the same."
+        "the season before continue in it with the newest scored main as baseline. After an interruption run it again: "
+        "what is done is kept."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
@@ -39,38 +32,33 @@ class Command(BaseCommand):
         parser.add_argument("--tokenizer", default="bpe:32768", help="default: %(default)s")
         parser.add_argument("--tokens", help="read 5.5 bytes of text for each, such as 12B; default: the whole corpus")
         parser.add_argument("--suite", default=",".join(NAMES), help="benchmark tasks to store; default: all")
-        parser.add_argument("--eval-data", type=Path, help=FOLDER_HELP)
+        parser.add_argument("--eval-data", type=Path, help=evaluation_data.FOLDER_HELP)
 
-    def handle(self, *args: Any, name: str, tokens: str | None, suite: str, **options: Any) -> None:
+    def handle(self, *args: Any, name: str, tokens: str | None, suite: str, verbosity: int, **options: Any) -> None:
         try:
             limit = parse_tokens(tokens) if tokens is not None else None
-            tasks = preparations.parse_suite(suite)
+            tasks = [task.strip() for task in suite.split(",") if task.strip()]
+            check_names(tasks)
             if options["corpus"] is None:
                 season = next_season.get_season(name)
             else:
                 season = next_season.create_season(name, options["corpus"], options["tokenizer"], limit)
-            preparation = preparations.request_preparation(season, SITE_ACTOR, tasks, options["eval_data"])
+            season.full_clean()
+            # First, since the dataset may take hours: a season begins with all evaluation data or not at all.
+            if lacking := evaluation_data.store_evaluation_data(season, tasks, options["eval_data"]):
+                raise SetupError(
+                    f"No evaluation data of {', '.join(lacking)}, so {season} does not begin. Run this again with a "
+                    "network, with a folder that has the data (--eval-data), or with the tasks that you need (--suite)."
+                )
+            first_season.prepare_season(season, show_progress=verbosity > 0)
+            tracks = next_season.begin_season(season)
         except ValidationError as error:
             raise CommandError("\n".join(error.messages)) from error
-        except (SetupError, UserError) as error:
+        except (SetupError, UserError, OSError) as error:
             raise CommandError(str(error)) from error
-        self.work_on(preparation)
         season.refresh_from_db()
-        if not season.active:
-            raise CommandError(preparation.problem or preparation.result["message"])
         self.stdout.write(f"{season}: dataset {season.dataset_hash[:12]}")
-        self.stdout.write(preparation.result["message"])
-
-    def work_on(self, preparation: OutboxMessage) -> None:
-        """Prepare the season in this process; while another one does, wait for it."""
-        seen = ""
-        while True:
-            outbox.process_message(preparation.pk)
-            preparation.refresh_from_db()
-            if preparation.state not in preparations.UNFINISHED:
-                return
-            state = preparation.problem or preparation.result.get("stage", "")
-            if state != seen:
-                seen, text = state, f"Another process works on a preparation: {state.rstrip('.')}."
-                self.stderr.write(f"{text} Ctrl-C leaves it to that process.")
-            time.sleep(POLL_SECONDS)
+        queued = next_season.start_ladders(tracks)
+        self.stdout.write(f"{len(tracks)} tracks continue in it; {queued} runs of its baseline's ladder are requested")
+        for track, reason in next_season.list_left_tracks(season):
+            self.stdout.write(f"{track.slug} stays in {track.season}: {reason}")

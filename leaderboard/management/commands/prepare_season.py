@@ -9,7 +9,7 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError
 
 from leaderboard.models import Season
-from leaderboard.schedule import evaluation_data, first_season, preparations
+from leaderboard.schedule import evaluation_data, first_season
 from leaderboard.schedule.first_season import SetupError
 
 
@@ -26,11 +26,6 @@ class Command(BaseCommand):
         found = Season.objects.filter(name=season).first() if season else first_season.ensure_season()
         if found is None:
             raise CommandError(f"There is no season named {season!r}.")
-        if preparations.filter_working().exists() and not (found.is_prepared and found.is_stored):
-            raise CommandError(
-                "Another process prepares a season, and a second preparation could fill memory or disk. Wait until it "
-                "has ended, or cancel it on the page of that season in the admin."
-            )
         try:
             first_season.prepare_season(found, show_progress=verbosity > 0)
         except SetupError as error:

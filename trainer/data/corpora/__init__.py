@@ -87,8 +87,6 @@ class CorpusInfo:
     """Repository and pinned revision, or where the text is from."""
     public_results: str = ""
     """Results that others report for it."""
-    hub_license: str = ""
-    """The Hub's identifier of a license that allows sites to publish its tokens; empty: they do not publish them."""
 
 
 __all__ = ["KINDS", "Corpus", "CorpusInfo", "Document", "describe_corpora", "find_corpus", "open_corpus"]

@@ -20,6 +20,5 @@ INFO = CorpusInfo(
     size="400 billion tokens of GPT-2",
     source=f"{SOURCE.repository}@{SOURCE.revision}",
     public_results="nanochat, 24 layers: 0.718 bits per byte, CORE 0.2626 after 13.2 H100-hours",
-    hub_license="cc-by-nc-4.0",
 )
 build_corpus = SOURCE.build_corpus

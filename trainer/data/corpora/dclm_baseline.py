@@ -18,6 +18,5 @@ INFO = CorpusInfo(
     license="ODC-By 1.0; DCLM-baseline itself is CC BY 4.0",
     size="about 100 billion tokens",
     source=f"{SOURCE.repository}@{SOURCE.revision}",
-    hub_license="odc-by",
 )
 build_corpus = SOURCE.build_corpus

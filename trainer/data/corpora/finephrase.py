@@ -30,6 +30,5 @@ INFO = CorpusInfo(
     license="ODC-By 1.0",
     size="486 billion tokens in four formats",
     source=f"{SOURCE.repository}@{SOURCE.revision}",
-    hub_license="odc-by",
 )
 build_corpus = SOURCE.build_corpus

@@ -19,6 +19,5 @@ INFO = CorpusInfo(
     license="ODC-By 1.0",
     size="10 or 100 billion tokens of GPT-2",
     source=f"{SOURCE.repository}@{SOURCE.revision}",
-    hub_license="odc-by",
 )
 build_corpus = SOURCE.build_corpus

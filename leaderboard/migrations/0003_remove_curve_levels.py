@@ -1,0 +1,23 @@
+"""Curves have no levels: long ones are thinned when their points arrive."""
+
+from typing import Any
+
+from django.db import migrations
+
+
+def thin_long_curves(apps: Any, schema_editor: Any) -> None:
+    from leaderboard.job_handlers import metrics
+
+    points = apps.get_model("leaderboard", "CurvePoint").objects
+    for run, series in points.order_by().values_list("run", "series").distinct().iterator():
+        metrics.thin_series(points.filter(run=run, series=series).order_by("step"))
+
+
+class Migration(migrations.Migration):
+    dependencies = [("leaderboard", "0002_families_and_rulings")]
+
+    operations = [
+        migrations.RunPython(thin_long_curves, migrations.RunPython.noop),
+        migrations.RemoveIndex("curvepoint", "curve_by_level"),
+        migrations.RemoveField("curvepoint", "level"),
+    ]
