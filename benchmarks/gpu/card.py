@@ -44,8 +44,9 @@ def measure_card() -> None:
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
         facts |= {"gpu": properties.name, "gib": round(properties.total_memory / 2**30, 1), "clock": read_clock()}
-    newer = kernels.activate_flash_attention(device) if device.type == "cuda" else None
-    emit(**facts, attention=kernels.describe_kernels(device), newer_flash=newer)
+    if device.type == "cuda":
+        facts["newer_flash"] = {size: kernels.activate_flash_attention(device, [size]) for size in (64, 128)}
+    emit(**facts, attention=kernels.describe_kernels(device))  # that of heads of 128 from here on
     for part in (check_attention, time_products, time_attention, check_recurrence):
         with report_failure(part.__name__):
             part(device)

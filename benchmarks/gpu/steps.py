@@ -242,7 +242,7 @@ def connect_attention() -> str:
         return "its own"
     import nanochat.flash_attention as flash
 
-    kernels.activate_flash_attention(get_device())
+    kernels.activate_flash_attention(get_device(), [128])
 
     def attend(q: Tensor, k: Tensor, v: Tensor, causal: bool = True, window_size: tuple[int, int] = (-1, 0)) -> Tensor:
         window = None if window_size[0] < 0 or window_size[0] >= k.size(1) else window_size[0] + 1

@@ -121,7 +121,8 @@ def scorer_facts(run: Run) -> Iterator[tuple[str, str]]:
     products = run.checks.get("products") or {}
     if products.get("precision") == "tf32":
         change, error = (formatting.decimals(products.get(f"tf32_{name}"), 6) for name in ("nats_per_token", "stderr"))
-        yield "Rounding", f"products in TF32, a change of {change.replace('-', '−')} ± {error} nats per token"
+        change = f"{change.replace('-', '−')} ± {error} nats per token"
+        yield "Rounding", f"benchmarks in TF32, which changes the text by {change}"
     if run.suite_seconds:
         each = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in run.suite_seconds.items())
         yield "Time of the benchmarks", each

@@ -26,7 +26,6 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from trainer.errors import MachineError
-from trainer.ops.attention import activate_flash_attention
 from trainer.ops.devices import (
     count_gpus,
     get_peak_gpu_memory_bytes,
@@ -86,8 +85,6 @@ def build_fabric(device: str, devices: int, strategy: str, precision: str, logge
         loggers=logger,
     )
     fabric.launch()
-    if fabric.device.type == "cuda":
-        activate_flash_attention(fabric.device)
     return fabric
 
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Literal
 
@@ -37,9 +37,9 @@ AttentionPath = Literal["flash-attn 2", "varlen", "sdpa", "masked sdpa", "refere
 # A package has an origin; flash-attn-4 brings only a namespace of this name, which has none.
 HAS_FLASH_ATTENTION_2 = getattr(importlib.util.find_spec("flash_attn"), "origin", None) is not None
 
-TRIED_HEAD_SIZES = (64, 128)
 MAX_TRIAL_ERROR = 0.03  # relative, in bf16; wrong windows are wrong by more than 0.3
 
+head_sizes: set[int] = set()  # of calls outside of a compiler
 _is_newer_flash_active = False  # FA3 or FA4, which are preferred to flash-attn 2
 _refused_flash: dict[str, str] = {}  # installed packages that failed in a trial, and how
 _is_reference_forced = False
@@ -59,6 +59,8 @@ def attention(
     window = None if window is None or window >= key.size(2) else window
     if elementwise.is_exporting():
         return torch.ops.dailytrain.attention(query, key, value, window, documents)
+    if not torch.compiler.is_compiling():
+        head_sizes.add(query.size(3))
     # A value may have another type than the query: a traced graph holds fixed ones. Flash kernels refuse that.
     query, key, value = (cast_for_autocast(x) for x in (query, key, value))
     path = select_path(query, key, window=window, documents=documents)
@@ -217,34 +219,31 @@ def flash_attention_2(query: Tensor, key: Tensor, value: Tensor, window: int | N
     return mixed.transpose(1, 2)
 
 
-def activate_flash_attention(device: torch.device) -> str | None:
+def activate_flash_attention(device: torch.device, sizes: Collection[int]) -> str | None:
     """Make torch's flash attention use FA3 or FA4 if the GPU and an installed package allow; return its name.
 
-    A package is tried with windows, forward and backward: torch 2.11 registers FA4 without a backward pass for them.
-    Call it before the first forward pass. Never raises: torch's own FA2 is the fallback.
+    A package is tried with heads of these sizes and windows, forward and backward: it may be built for some sizes, and
+    torch 2.11 registers FA4 without a backward pass for windows. Never raises: torch's own FA2 is the fallback.
     """
     global _is_newer_flash_active
-    from torch.nn.attention import (
-        activate_flash_attention_impl,
-        current_flash_attention_impl,
-        restore_flash_attention_impl,
-    )
+    from torch.nn.attention import activate_flash_attention_impl, restore_flash_attention_impl
 
-    if (current := current_flash_attention_impl()) is not None:
-        _is_newer_flash_active = True
-        return current
+    _is_newer_flash_active = False  # an earlier run in this process may have had other heads
+    restore_flash_attention_impl(_raise_warn=False)
     generation = devices.get_generation(device)
-    for name in {9: ("FA3", "FA4"), 10: ("FA4",)}.get(generation, ()):
+    for name in {9: ("FA3", "FA4"), 10: ("FA4",)}.get(generation, ()) if sizes else ():
         try:
             activate_flash_attention_impl(name)
-            for head_size in TRIED_HEAD_SIZES:
-                try_windows(device, head_size)
+            for size in sizes:
+                try_windows(device, size)
         except (ModuleNotFoundError, ValueError):  # not installed, or not known to this torch
             continue
-        except Exception as error:  # of a package that was built for another GPU or torch
-            _refused_flash[name] = f"{type(error).__name__}: {to_one_line(error)[:200]}"
+        except Exception as error:  # of a package that was built for another GPU or torch, or for other heads
+            heads = ", ".join(map(str, sorted(sizes)))
+            _refused_flash[name] = f"heads of {heads}: {type(error).__name__}: {to_one_line(error)[:200]}"
             restore_flash_attention_impl(_raise_warn=False)
             continue
+        _refused_flash.pop(name, None)
         _is_newer_flash_active = True
         return name
     return None

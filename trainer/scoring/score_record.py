@@ -67,7 +67,7 @@ def score_run(
         )
     answers = benchmark_suite.SuiteResult({}, {}, [], {})
     if suite.tasks:
-        with round_products(result.precision.name):  # as the text was; the error of benchmarks is larger
+        with round_products(result.precision.name):  # the error of benchmarks is larger than the text's
             answers = benchmark_suite.run_suite(trained, tokenizer, suite.tasks, suite.folder, suite.limit, progress)
     if items_path is not None:
         items.write_items(items_path, result.documents, answers.items)

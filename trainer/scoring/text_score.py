@@ -89,7 +89,8 @@ def score_text(
     untrained.unload()
     precision = choose_precision(scorer, rows.inputs, rows.targets, rows.mask, rng)
     count = len(rows.windows)
-    with round_products(precision.name):
+    # The correction compares a position's loss alone with that in its row, whose products would round differently.
+    with round_products("fp32"):
         losses = scorer.score_rows(rows.inputs, rows.targets, lambda done: progress("scoring", done / count)).nats
         flat, tokens = losses[rows.mask], rows.targets[rows.mask]
         if reference is None or len(reference) != len(flat):

@@ -1,4 +1,4 @@
-"""Round the factors of matrix products to TF32 where the difference is far below a score's error.
+"""Round the factors of a benchmark's matrix products to TF32 where that changes a text's score far less than its error.
 
 On GPUs of NVIDIA from generation 8 on, products in TF32 are several times as fast as in fp32.
 """
@@ -26,7 +26,7 @@ STDERRS = 2.0  # by which the difference may be larger than measured
 
 @dataclass(frozen=True)
 class ProductPrecision:
-    """How the products of a score are rounded, and what TF32 would change or has changed, in nats a token."""
+    """How the products of benchmarks are rounded, and what TF32 changes on the text, in nats a token."""
 
     name: str  # `fp32` or `tf32`
     difference: float | None = None  # None: not measured, since there is no choice
@@ -62,7 +62,7 @@ def choose_precision(
 
 
 def compare_precisions(exact: Losses, rounded: Losses, mask: NDArray[np.bool_], windows: int) -> ProductPrecision:
-    """Return which precision a score of so many windows takes, from the losses `[sample, T]` of some in both."""
+    """Return which precision benchmarks take beside a text of so many windows, given losses `[sample, T]` in both."""
     tokens = mask.sum(axis=1)
     means, differences = (np.where(mask, x, 0).sum(axis=1) / tokens for x in (exact, rounded - exact))
     difference, stderr = float(differences.mean()), float(differences.std(ddof=1)) / math.sqrt(len(differences))

@@ -188,8 +188,8 @@ def check_compiled_gradients(run: Run, row: Tensor) -> None:
         if is_lost or not abs(compiled[name] - norm) <= max(GRADIENT_TOLERANCE * norm, NOISE_SHARE * total):
             raise CompilationError(
                 f"torch.compile computes wrong gradients on this machine, with torch {torch.__version__}: the norm of"
-                f" that of {name} is {compiled[name]:.4g}, and {norm:.4g} without it. --train.compile false trains"
-                " without it."
+                f" that of {name} is {compiled[name]:.4g}, and {norm:.4g} without it; {GRADIENT_TOLERANCE:.0%} is the"
+                " tolerance. --train.compile false trains without it."
             )
 
 

@@ -68,6 +68,7 @@ from trainer.errors import (
 )
 from trainer.inference.sampling import PROMPTS, complete_prompt
 from trainer.models.base import LanguageModel, Recipe
+from trainer.ops import attention
 from trainer.ops.devices import allocate_pinned, get_gpu_memory_bytes, get_row_gradients
 from trainer.ops.losses import limit_chunk_positions
 from trainer.optim import muon
@@ -126,7 +127,10 @@ def build_run(config: TrainConfig, console: Console) -> Run:
         raise ConfigError("an n-gram memory trains on one device: its gradients are not exchanged")
     model = built.model.to(fabric.device)
     row = row.to(fabric.device)
+    attention.head_sizes.clear()
     check_outputs(model, resolved, vocabulary_size)
+    if device == "cuda":
+        attention.activate_flash_attention(fabric.device, attention.head_sizes)
     with attribute_to_model("while its FLOPs were counted"):
         flops_per_token = built.count_flops(row, resolved)
         window_flops = built.count_window_flops(row)

@@ -66,7 +66,7 @@ def test_score_without_lm_eval_keeps_bits_per_byte_and_names_the_benchmarks(tmp_
 
 
 @pytest.mark.parametrize(("chosen", "within"), [("tf32", "high"), ("fp32", "highest")])
-def test_suite_is_answered_with_the_products_of_the_text(tmp_path, capsys, monkeypatch, chosen, within):
+def test_suite_is_answered_with_the_products_that_the_text_allows(tmp_path, capsys, monkeypatch, chosen, within):
     found = []
 
     def run_suite(*_: Any) -> benchmark_suite.SuiteResult:

@@ -213,6 +213,29 @@ def ignore_window(_: Tensor, query: Tensor, key: Tensor, value: Tensor, *__: Any
     return reference_attention(query, key, value)
 
 
+def refuse_heads_of_64(out: Tensor, query: Tensor, *_: Any) -> Tensor:
+    if query.size(3) == 64:
+        raise RuntimeError("This flash attention build does not support head dim 64")
+    return out
+
+
+def test_flash_package_is_tried_with_the_heads_of_each_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    packages = FlashPackages({"FA3": refuse_heads_of_64}, monkeypatch)
+    for sizes, chosen in (({128}, "FA3"), ({64}, None), ({64, 128}, None), ({128}, "FA3"), (set(), None)):
+        assert attention_module.activate_flash_attention(torch.device("cpu"), sizes) == packages.active == chosen
+        assert attention_module._is_newer_flash_active == bool(chosen)
+    attention_module.activate_flash_attention(torch.device("cpu"), {64})
+    assert "heads of 64: RuntimeError" in describe_kernels(torch.device("cuda"))
+
+
+@pytest.mark.parametrize("is_compiled", [False, True])
+def test_attention_notes_the_heads_that_a_run_has(monkeypatch: pytest.MonkeyPatch, is_compiled: bool) -> None:
+    monkeypatch.setattr(attention_module, "head_sizes", set())
+    attend = torch.compile(attention, fullgraph=True, backend="eager") if is_compiled else attention
+    attend(*inputs(24))
+    assert attention_module.head_sizes == (set() if is_compiled else {inputs(24)[0].size(3)})
+
+
 @pytest.mark.parametrize(
     ("defects", "chosen", "refused"),
     [
@@ -228,7 +251,7 @@ def test_flash_package_that_fails_with_windows_is_not_used(
     defects: dict[str, Any], chosen: str | None, refused: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     packages = FlashPackages(defects, monkeypatch)
-    assert attention_module.activate_flash_attention(torch.device("cpu")) == packages.active == chosen
+    assert attention_module.activate_flash_attention(torch.device("cpu"), {16}) == packages.active == chosen
     described = describe_kernels(torch.device("cuda"))
     assert f"with {chosen or 'FA2'}" in described
     for name, reason in refused.items():

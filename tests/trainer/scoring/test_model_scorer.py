@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from trainer.models.base import LanguageModel
 from trainer.scoring import text_score, tf32
 from trainer.scoring.model_scorer import ModelScorer, replace_later_tokens
 from trainer.scoring.text_score import describe_checks
-from trainer.scoring.tf32 import compare_precisions
+from trainer.scoring.tf32 import compare_precisions, round_products
 
 
 class FixedLogits(LanguageModel):
@@ -130,7 +131,7 @@ WINDOWS, WINDOW_LENGTH = 32, 64
     [(0.0, 1e-5, "tf32"), (2e-5, 1e-5, "tf32"), (1e-2, 1e-5, "fp32"), (0.0, 0.3, "fp32")],
     ids=["equal", "far below the error", "biased", "uncertain"],
 )
-def test_text_is_scored_in_tf32_only_if_it_changes_far_less_than_the_error(
+def test_benchmarks_take_tf32_only_if_it_changes_the_text_far_less_than_its_error(
     bias: float, noise: float, chosen: str
 ) -> None:
     rng = np.random.default_rng(0)
@@ -143,10 +144,12 @@ def test_text_is_scored_in_tf32_only_if_it_changes_far_less_than_the_error(
 
 
 @pytest.mark.parametrize("scale", [1 + 1e-6, 1.1], ids=["rounding", "another model"])
-def test_record_says_how_products_were_rounded(monkeypatch: pytest.MonkeyPatch, scale: float) -> None:
+def test_text_and_its_correction_are_scored_in_fp32_whatever_benchmarks_take(
+    monkeypatch: pytest.MonkeyPatch, scale: float
+) -> None:
     """A GPU's rounding is simulated: the head's weights are scaled."""
     scorer = build_scorer(build_gpt())
-    passes: list[float] = []
+    settings: list[tuple[str, str]] = []
 
     @contextmanager
     def scale_head(precision: str) -> Iterator[None]:
@@ -155,25 +158,25 @@ def test_record_says_how_products_were_rounded(monkeypatch: pytest.MonkeyPatch, 
         head.mul_(scale if precision == "tf32" else 1.0)
         scorer.unload()
         try:
-            yield
+            with round_products(precision):
+                yield
         finally:
             head.copy_(exact)
             scorer.unload()
 
-    score_rows = ModelScorer.score_rows
+    calls = {name: getattr(ModelScorer, name) for name in ("score_rows", "score_positions")}
+    for name, call in calls.items():
 
-    def record_scale(*arguments: object) -> object:
-        passes.append(float(scorer.model.get_parameter("head.weight").detach().norm()))
-        return score_rows(*arguments)  # type: ignore[arg-type]
+        def record_setting(*arguments: object, name: str = name, call: Any = call) -> object:
+            settings.append((name, torch.get_float32_matmul_precision()))
+            return call(*arguments)
 
+        monkeypatch.setattr(ModelScorer, name, record_setting)
     monkeypatch.setattr(tf32, "has_tf32", lambda device: True)
     for module in (tf32, text_score):
         monkeypatch.setattr(module, "round_products", scale_head)
-    monkeypatch.setattr(ModelScorer, "score_rows", record_scale)
-    found = describe_checks(score_tokens(scorer, make_texts(40)))["products"]
-    is_tf32 = scale < 1.01
-    assert found["precision"] == ("tf32" if is_tf32 else "fp32")
-    assert abs(found["tf32_nats_per_token"]) > 0
-    untrained, exact, rounded, whole = passes
-    assert untrained == exact
-    assert whole == (rounded if is_tf32 else exact)
+    found = describe_checks(score_tokens(scorer, make_texts(40)))
+    assert found["products"]["precision"] == ("tf32" if scale < 1.01 else "fp32")
+    assert abs(found["products"]["tf32_nats_per_token"]) > 0
+    rows = [("score_rows", each) for each in ("highest", "highest", "high", "highest")]  # untrained, both, all
+    assert settings == [*rows, *[("score_positions", "highest")] * 2]

@@ -166,6 +166,7 @@ def test_run_whose_compiled_gradient_is_zero_ends_as_the_machines_fault(
     failure = json.loads((tmp_path / "failure.json").read_text())
     assert failure["cause"] == "infrastructure"
     assert "torch.compile computes wrong gradients" in failure["reason"]
+    assert "25% is the tolerance" in failure["reason"]
 
 
 def compile_blocks(model: GraphModel) -> list[int]:
