@@ -14,7 +14,7 @@ def thin_long_curves(apps: Any, schema_editor: Any) -> None:
 
 
 class Migration(migrations.Migration):
-    dependencies = [("leaderboard", "0002_families_and_rulings")]
+    dependencies = [("leaderboard", "0003_freedom_of_intervals_and_notebook_hosts")]
 
     operations = [
         migrations.RunPython(thin_long_curves, migrations.RunPython.noop),
