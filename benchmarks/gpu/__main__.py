@@ -1,8 +1,8 @@
 """Run the stages that are not done yet, in at most nine minutes: one call, then a second one for what is left.
 
-Each stage is a process. All start early and compile at once on the machine's cores; then they take turns on the GPU, in
-their order, so that no figure is disturbed by another stage and the GPU does not wait for compilers. Each figure is one
-JSON line in `results.jsonl` as soon as it is known. A stage that fails or exceeds its limit stops no other.
+Each stage is a process. They compile at once on the machine's cores, and take turns on the GPU (`schedule.py`), so that
+no figure is disturbed by another stage and the GPU does not wait for compilers. Each figure is one JSON line in
+`results.jsonl` as soon as it is known. A stage that fails or exceeds its limit stops no other.
 
 Figures, logs, caches and runs are in `benchmarks/out/gpu`; `--out` names a folder that gets figures and logs as well.
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import shutil
 import signal
@@ -22,15 +23,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from benchmarks.gpu.schedule import Stage, choose_starts, choose_turns
 from benchmarks.gpu.stage import FOLDER, REHEARSAL, RESULTS, SKIPPED, STAGE, write_line
-from benchmarks.gpu.stages import STAGES, Stage
+from benchmarks.gpu.stages import STAGES
 
 STATE = Path("benchmarks/out/gpu")
-MAX_PROCESSES = 9  # stages that compile or wait for their turn at once
-MIN_SECONDS = 45  # a stage starts only if so much time is left, or its limit
 ENDING = 6.0  # seconds reserved for the summary
-LARGE_GIB = 120  # a card of this size holds the largest stage beside others
+RESERVED_GIB = 1.0  # of the GPU's memory, for its driver
+LIMIT_FACTOR, LIMIT_EXTRA = 1.5, 60.0  # a stage is killed after so much more than its expected seconds
 REHEARSAL_FACTOR = 3  # of limits, on a CPU
+DISABLING = ("TORCHDYNAMO_DISABLE", "TORCH_COMPILE_DISABLE")
 LOG_TAIL = 60_000  # bytes of each log that are copied
 
 
@@ -53,41 +55,41 @@ class Driver:
         self.order = {stage.name: number for number, stage in enumerate(stages)}
         self.live: dict[str, Process] = {}
         self.codes: dict[str, int] = {}
-        self.is_large = read_memory_gib() > LARGE_GIB
+        self.gib = read_memory_gib() - RESERVED_GIB
 
     def run(self) -> None:
         try:
             while (self.pending or self.live) and time.monotonic() < self.end_time:
                 self.collect()
                 self.start()
-                self.grant_turn()
+                self.grant_turns()
                 time.sleep(0.1)
         finally:
             for name in list(self.live):
                 self.finish(name, 124)
 
+    def list_live(self) -> list[Stage]:
+        """Return the stages that have started and not ended, by value."""
+        return sorted((live.stage for live in self.live.values()), key=lambda stage: self.order[stage.name])
+
     def start(self) -> None:
-        """Start stages whose predecessors have ended; of those that need a smaller card's whole memory, one."""
-        if any(self.needs_card(live.stage) and self.is_ready(name) for name, live in self.live.items()):
-            return
-        for stage in list(self.pending):
-            if len(self.live) >= (1 if self.is_rehearsal else MAX_PROCESSES):
-                return
-            is_late = time.monotonic() + min(MIN_SECONDS, stage.seconds) > self.end_time
-            if is_late or not self.ended.issuperset(stage.after):
-                continue
-            if self.needs_card(stage) and any(self.needs_card(live.stage) for live in self.live.values()):
-                continue
+        """Start what is chosen. A rehearsal, whose stages are small, runs one after another."""
+        seconds_left = math.inf if self.is_rehearsal else self.end_time - time.monotonic()
+        chosen = choose_starts(self.pending, self.list_live(), self.ended, seconds_left, self.gib)
+        if self.is_rehearsal:
+            chosen = [] if self.live else chosen[:1]
+        for stage in chosen:
             self.pending.remove(stage)
             self.live[stage.name] = Process(stage, self.start_process(stage.name), time.monotonic())
         if not self.live:
-            self.pending = []  # too late for all that are left
+            self.pending = []  # too late for all that are left, or too little memory
 
     def start_process(self, name: str) -> subprocess.Popen[bytes]:
         for ending in ("ready", "go"):
             (self.folder / f"{name}.{ending}").unlink(missing_ok=True)
         threads = "1" if self.is_rehearsal else "4"
-        environment = {**os.environ, STAGE: name, FOLDER: str(self.folder), "PYTHONUNBUFFERED": "1"}
+        environment = {key: value for key, value in os.environ.items() if key not in DISABLING}
+        environment |= {STAGE: name, FOLDER: str(self.folder), "PYTHONUNBUFFERED": "1"}
         environment |= {"TORCHINDUCTOR_COMPILE_THREADS": threads, "OMP_NUM_THREADS": threads}
         environment |= {"DAILYTRAIN_CACHE": str(self.folder / "cache")}
         if self.is_rehearsal:
@@ -96,30 +98,26 @@ class Driver:
         with open_log(self.folder, name) as log:
             return subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True)
 
-    def needs_card(self, stage: Stage) -> bool:
-        """Return whether no other stage may run while this one does."""
-        return stage.needs_whole_memory and not self.is_large
-
     def is_ready(self, name: str) -> bool:
         return (self.folder / f"{name}.ready").exists()
 
-    def grant_turn(self) -> None:
-        """Give the GPU to the first stage that is ready, or to all that may share it while no other waits.
+    def has_turn(self, name: str) -> bool:
+        return (self.folder / f"{name}.go").exists()
 
-        One that needs the whole memory waits for others to end, which do not wait for it.
-        """
-        waiting = [n for n, live in self.live.items() if len(self.live) == 1 or not self.needs_card(live.stage)]
-        ready = sorted(filter(self.is_ready, waiting), key=self.order.__getitem__)
-        holders = [name for name in ready if (self.folder / f"{name}.go").exists()]
-        timed = [name for name in ready if not self.live[name].stage.shares_gpu]
-        if timed and holders:
-            return
-        for name in timed[:1] or ready:
-            (self.folder / f"{name}.go").touch()
+    def grant_turns(self) -> None:
+        now = time.monotonic()
+        to_ready = {
+            name: 0.0 if self.is_ready(name) else max(1.0, live.started + live.stage.compile_seconds - now)
+            for name, live in self.live.items()
+            if not self.has_turn(name)
+        }
+        for stage in choose_turns(self.list_live(), self.live.keys() - to_ready, to_ready, self.end_time - now):
+            (self.folder / f"{stage.name}.go").touch()
 
     def collect(self) -> None:
         for name, live in list(self.live.items()):
-            limit = live.stage.seconds * (REHEARSAL_FACTOR if self.is_rehearsal else 1)
+            limit = LIMIT_FACTOR * live.stage.seconds + LIMIT_EXTRA
+            limit *= REHEARSAL_FACTOR if self.is_rehearsal else 1
             if live.process.poll() is not None:
                 self.finish(name, live.process.returncode)
             elif time.monotonic() - live.started - self.measure_wait(name) > limit:
@@ -148,12 +146,12 @@ def open_log(folder: Path, name: str) -> IO[bytes]:
 
 
 def read_memory_gib() -> float:
-    """Return the first GPU's memory, 0 without one. torch is not asked: it would hold memory of the card."""
+    """Return the first GPU's memory, infinity without one. torch is not asked: it would hold memory of the card."""
     query = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
     try:
         return float(subprocess.run(query, capture_output=True, text=True, check=True).stdout.splitlines()[0]) / 1024
     except (OSError, subprocess.CalledProcessError, ValueError, IndexError):
-        return 0.0
+        return math.inf
 
 
 def read_results(folder: Path) -> list[dict[str, Any]]:
@@ -168,7 +166,18 @@ def is_done(folder: Path, name: str) -> bool:
 
 def summarize(folder: Path, stages: Sequence[Stage]) -> list[str]:
     """Return a line for each stage: how it ended, what was measured last of the main figures, what is expected."""
-    main = ("gpu", "tokens_per_s", "mfu_windowed", "peak_gib", "loss", "deviation", "scorer_s", "failed", "skipped")
+    main = (
+        "gpu",
+        "tokens_per_s",
+        "mfu_windowed",
+        "peak_gib",
+        "loss",
+        "deviation",
+        "text_tokens_per_s",
+        "deviations",
+        "failed",
+        "skipped",
+    )
     lines, rows = [], read_results(folder)
     for stage in stages:
         own = [row for row in rows if row["stage"] == stage.name]

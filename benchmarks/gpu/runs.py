@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import subprocess
@@ -12,7 +13,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from rich.console import Console
+
 from benchmarks.gpu.stage import (
+    Turn,
     emit,
     get_dataset,
     get_device,
@@ -21,9 +26,13 @@ from benchmarks.gpu.stage import (
     run_python,
     wait_for_turn,
 )
-from benchmarks.gpu.steps import build_flags
+from benchmarks.gpu.steps import build_flags, build_run
 from trainer.checkpoint.store import get_checkpoint_path
+from trainer.cli import score as score_command
 from trainer.scoring.compare_replay import compare_checkpoints
+from trainer.scoring.multiplier.ladder import Ladder
+from trainer.training import loop
+from trainer.training.run import StopRequest
 
 CLI = ("-m", "trainer.cli")
 FEW_EVALUATIONS = ("--train.evaluations", "1", "--train.dev-tokens", "8192")
@@ -45,22 +54,27 @@ def prepare_dataset() -> None:
 
 def train() -> None:
     """A run on real text: its curve, compile time and checkpoints, at the shapes of the stage `d12`."""
-    wait_for_turn()
-    out = get_folder() / "runs/train"
-    shutil.rmtree(out, ignore_errors=True)
-    budget = "6steps" if is_rehearsal() else "60s"
+    turn, budget = Turn(), "6steps" if is_rehearsal() else "60s"
     flags = [*build_flags(12, 128, 32), "--budget", budget, "--train.evaluations", "5", "--checkpoint-every", "30s"]
-    code, _, seconds = run_python(*CLI, "train", *flags, "--out", str(out), seconds=230)
-    emit(code=code, wall_s=round(seconds, 1))
-    for line in read_metrics(out):
-        kind = line.get("kind", line.get("event"))
-        names = ("step", "tokens", "seconds", "loss", "bits_per_byte", "tokens_per_second", "mfu", "memory_bytes")
-        if kind == "dev" or line.get("step") == read_metrics(out)[-1].get("step"):
-            emit(kind=kind, **{name: line[name] for name in names if name in line})
-    if (out / "result.json").exists():
-        result = json.loads((out / "result.json").read_text())
-        emit(result={name: value for name, value in result.items() if not isinstance(value, dict | list)})
+    run = build_run(turn, flags, is_evaluated=True)
+    try:
+        with StopRequest() as stop:
+            code = loop.fit_and_finish(run, Console(stderr=True), stop)
+    finally:
+        run.loader.close()
+        run.writer.close()
+    turn.emit_compilations()
+    lines = read_metrics(run.config.out)
+    names = ("kind", "step", "tokens", "seconds", "loss", "bits_per_byte", "tokens_per_second", "mfu", "memory_bytes")
+    for line in lines:
+        if line["kind"] == "dev" or line["step"] == lines[-1]["step"]:
+            emit(**{name: line[name] for name in names if name in line})
+    emit(result={name: value for name, value in read_result(run.config.out).items() if not isinstance(value, dict)})
     raise SystemExit(code)
+
+
+def read_result(out: Path) -> dict[str, Any]:
+    return dict(json.loads((out / "result.json").read_text()))
 
 
 def read_metrics(out: Path) -> list[dict[str, Any]]:
@@ -68,18 +82,51 @@ def read_metrics(out: Path) -> list[dict[str, Any]]:
 
 
 def score() -> None:
-    """The scorer on that run: tokens per second, and its check for later tokens."""
+    """The scorer on that run: the rates of its passes over text, and of those of its check for later tokens."""
     wait_for_turn()
-    limit = "1000" if is_rehearsal() else "100000"
-    command = [*CLI, "score", "--json", str(get_folder() / "runs/train"), "--dataset", str(get_dataset())]
-    code, text, seconds = run_python(
-        *command, "--limit-tokens", limit, "--device", get_device().type, seconds=180 if not is_rehearsal() else 400
-    )
-    record = json.loads(text) if code == 0 else {}
-    look_ahead = (record.get("checks") or {}).get("look_ahead")
-    emit(code=code, wall_s=round(seconds, 1), tokens=record.get("tokens"), scorer_s=record.get("seconds"))
-    emit(bits_per_byte=record.get("bits_per_byte"), look_ahead=look_ahead)
-    raise SystemExit(code)
+    times: dict[str, list[float]] = {}
+
+    def note_pass(phase: str, _: float) -> None:
+        times.setdefault(phase, []).append(time.monotonic())
+
+    score_command.show_progress = lambda: contextlib.nullcontext(note_pass)
+    limit = "1000" if is_rehearsal() else "8192"
+    command = [str(get_folder() / "runs/train"), "--dataset", str(get_dataset()), "--limit-tokens", limit]
+    record = score_command.score(score_command.parse_arguments([*command, "--device", get_device().type]))
+    for phase in ("scoring", "checking for later tokens"):
+        seconds = times[phase][-1] - times[phase][0]  # from the end of the first pass to that of the last
+        emit(phase=phase, passes=len(times[phase]), seconds=seconds, passes_per_s=(len(times[phase]) - 1) / seconds)
+        if phase == "scoring":
+            emit(text_tokens_per_s=record["tokens"] / seconds * (1 - 1 / len(times[phase])))
+    emit(tokens=record["tokens"], all_s=record["seconds"], bits_per_byte=record["bits_per_byte"])
+    emit(look_ahead=record["checks"]["look_ahead"])
+
+
+def compare_with_law() -> None:
+    """Runs of this machine's CPU give a law, loss over compute, and its noise. Do runs of the GPU obey it?"""
+    full, (depth, width, length) = (2e9, (1, 64, 64)) if is_rehearsal() else (5e12, (2, 128, 256))
+    flags = [f"--model.depth={depth}", f"--model.width={width}", f"--train.sequence-length={length}"]
+    flags += ["--model.heads=1", "--train.batch=8", "--train.micro-batch=8", "--dataset", str(get_dataset())]
+    flags += ["--train.sample-tokens=0", "--train.evaluations=1", "--threads", "1" if is_rehearsal() else "4"]
+    folder = get_folder() / "runs/law"
+    shutil.rmtree(folder, ignore_errors=True)
+
+    def train_share(place: str, share: float, seed: int, *more: str) -> tuple[float, float]:
+        out = folder / f"{place} {share} {seed}"
+        train_with(out, [*flags, *more, f"--seed={seed}", f"--budget={share * full:.0f}flops"])
+        result = read_result(out)
+        return result["train_flops"], result["bits_per_byte"]
+
+    exact = ("--device=cpu", "--train.precision=fp32", "--train.compile=false")
+    rungs = [train_share("CPU", share, seed, *exact) for share in (0.25, 0.5, 1.0) for seed in (1, 2)]
+    law = Ladder.fit(*np.array(rungs).T, full)
+    wait_for_turn()
+    own = exact if is_rehearsal() else ("--device=cuda",)  # a GPU's own precision, compiled
+    for share, seed in ((0.5, 3), (1.0, 3), (1.0, 4), (2.0, 3)):
+        compute, found = train_share("GPU", share, seed, *own)
+        x = np.log(compute / full)
+        expected, error = float(law.loss_at(x)), float(law.sigma * np.sqrt(1 + law.leverage(x)))
+        emit(flops=compute, bits_per_byte=found, law=expected, stderr=error, deviations=(found - expected) / error)
 
 
 def measure_replays() -> None:

@@ -13,7 +13,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -25,6 +25,7 @@ STAGE, FOLDER, REHEARSAL = "GPU_STAGE", "GPU_FOLDER", "GPU_REHEARSAL"
 RESULTS = "results.jsonl"
 SKIPPED = 77  # exit code of a stage that lacks a part
 POLL_SECONDS = 0.02
+IMPORTED = time.monotonic()  # when this process began
 
 
 def is_rehearsal() -> bool:
@@ -82,9 +83,14 @@ def wait_for_turn() -> None:
     stage, folder = os.environ[STAGE], get_folder()
     (folder / f"{stage}.ready").touch()
     started = time.monotonic()
+    emit(ready_s=round(started - IMPORTED, 1))
     while not (folder / f"{stage}.go").exists():
         time.sleep(POLL_SECONDS)
     emit(waited_s=round(time.monotonic() - started, 1))
+
+
+class NotItsTurnError(Exception):
+    """Ends the call of a compiled graph by a stage that only compiles."""
 
 
 class Turn:
@@ -94,19 +100,33 @@ class Turn:
     """
 
     def __init__(self) -> None:
-        self.is_armed = self.is_taken = False
+        self.is_armed = self.is_taken = self.is_compiling = False
+        self.graphs = 0  # compiled before the turn
         import torch._functorch.config
         import torch._inductor.output_code as output_code
 
         torch._functorch.config.force_non_lazy_backward_lowering = True
+        torch.compiler.reset = lambda: None  # a run would discard what was compiled before the turn
         call_graph, turn = output_code.CompiledFxGraph.__call__, self
 
         def call(graph: Any, inputs: Any) -> Any:
+            if turn.is_compiling:
+                raise NotItsTurnError
             if turn.is_armed:
                 turn.take()
             return call_graph(graph, inputs)
 
         output_code.CompiledFxGraph.__call__ = call
+
+    @contextmanager
+    def only_compile(self) -> Iterator[None]:
+        """End the block at the first call of a compiled graph, which it only compiles."""
+        self.is_compiling = True
+        try:
+            with suppress(NotItsTurnError):
+                yield
+        finally:
+            self.is_compiling = False
 
     def arm(self) -> None:
         self.is_armed = not self.is_taken
@@ -114,13 +134,22 @@ class Turn:
     def take(self) -> None:
         self.is_armed = False
         if not self.is_taken:
-            self.is_taken = True
+            self.is_taken, self.graphs = True, count_graphs()
             wait_for_turn()
 
+    def emit_compilations(self) -> None:
+        """Write how many graphs were compiled before the turn, and how many in it, which should be none."""
+        emit(compiled=self.graphs, compiled_in_turn=count_graphs() - self.graphs)
 
-def measure_ms(work: Callable[[], Any], repeats: int = 12) -> float:
+
+def count_graphs() -> int:
+    """Return how many graphs torch.compile has compiled in this process."""
+    return int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+
+
+def measure_ms(work: Callable[[], Any], repeats: int = 12, warm_up: int = 3) -> float:
     """Return the median duration of a call in milliseconds."""
-    device, warm_up = get_device(), 0 if is_rehearsal() else 3
+    device, warm_up = get_device(), 0 if is_rehearsal() else warm_up
     durations = []
     for number in range(warm_up + (1 if is_rehearsal() else repeats)):
         synchronize(device)

@@ -1,108 +1,127 @@
-"""The stages, most valuable first, and what is expected of them: what an H200 did, else what was predicted."""
+"""The stages, most valuable first.
+
+Seconds, memory and what is expected are what an H200 did (`benchmarks/results/gpu.md`). Where no GPU has run a stage,
+seconds and memory are guesses, by which it is planned, and nothing is expected.
+"""
 
 from __future__ import annotations
-
-from collections.abc import Callable
-from dataclasses import dataclass
 
 from benchmarks.gpu import night, runs, two_processes
 from benchmarks.gpu.card import measure_card
 from benchmarks.gpu.memory import measure_memory
+from benchmarks.gpu.schedule import Stage
 from benchmarks.gpu.steps import measure_nanochat, measure_plain_torch, measure_steps
 
-
-@dataclass(frozen=True)
-class Stage:
-    name: str
-    seconds: float  # limit of its process on a GPU, without waiting for its turn
-    work: Callable[[], None]
-    expected: str
-    after: tuple[str, ...] = ()  # stages that must have ended before this one starts
-    needs_whole_memory: bool = False  # of an H100: no other process may hold any while it runs
-    shares_gpu: bool = False  # compares results: others that do may run at once, in gaps between those that are timed
-
-
-SLICE = ("--model.width", "1536", "--model.heads", "12")  # layers of depth 24 that compile in a third of the time
-DATA = ("dataset",)
+FP8 = ("--train.precision", "fp8")
+NO_FIGURE = "not measured yet"
 STAGES = (
-    Stage("dataset", 160, runs.prepare_dataset, "on the CPU, unless it was carried along"),
+    Stage("dataset", 60, 0, runs.prepare_dataset, "on the CPU, unless it was carried along", ()),
     Stage(
         "card",
-        90,
+        8,
+        40,
         measure_card,
         "bf16 680-760 TFLOP/s, fp8 1,100-1,360; attention 0.41 / 1.3 ms, with windows of 512"
         " 0.43 / 1.1; every error below 0.003",
+        (),
+        waiting_gib=1,
+        peak_gib=16,
     ),
-    Stage("train", 240, runs.train, "no spike, the dev loss falls; tokens/s as d12", ("dataset", "card")),
-    Stage("d12", 200, measure_steps(12, 128, 32, 6), "580k tokens/s, MFU .445, peak 26.9 GiB", DATA),
-    Stage("nanochat-d12", 200, measure_nanochat(12, 128, 32, 6), "572k tokens/s with FA3", DATA),
+    Stage("tests", 2, 25, runs.run_gpu_tests, "all pass: also the allocator's setting", (), waiting_gib=1),
     Stage(
         "d24",
-        420,
+        225,
+        28,
         measure_steps(24, 256, 16, 3),
         "112k tokens/s, MFU .54, peak 61.7 GiB",
-        DATA,
-        needs_whole_memory=True,
-    ),
-    Stage(
-        "d24-fp8",
-        420,
-        measure_steps(24, 256, 16, 3, "--train.precision", "fp8"),
-        "1.2 times d24; compiles for minutes",
-        DATA,
-        needs_whole_memory=True,
+        waiting_gib=5,
+        peak_gib=62.5,
     ),
     Stage(
         "nanochat-d24",
-        260,
+        135,
+        24,
         measure_nanochat(24, 256, 16, 3),
-        "111k tokens/s with FA3",
-        DATA,
-        needs_whole_memory=True,
+        "111k tokens/s with FA3, peak 58.8 GiB",
+        waiting_gib=5,
+        peak_gib=60,
     ),
-    Stage("slice", 220, measure_steps(8, 64, 16, 5, *SLICE, parity=True), "the baseline of the slices", DATA),
+    Stage("d24-fp8", 430, 28, measure_steps(24, 256, 16, 3, *FP8), NO_FIGURE, waiting_gib=5, peak_gib=62.5),
+    Stage("d12", 105, 24, measure_steps(12, 128, 32, 6, parity=True), "580k tokens/s, MFU .445, 26.9 GiB", peak_gib=28),
+    Stage("nanochat-d12", 78, 8, measure_nanochat(12, 128, 32, 6), "572k tokens/s with FA3", peak_gib=30),
     Stage(
-        "slice-fp8",
-        240,
-        measure_steps(8, 64, 16, 5, *SLICE, "--train.precision", "fp8", parity=True),
-        "1.20 x slice, loss 0.005 above its",
-        DATA,
+        "d12-fp8",
+        190,
+        24,
+        measure_steps(12, 128, 32, 6, *FP8, parity=True),
+        "loss 0.005 above that of d12",
+        peak_gib=28,
     ),
+    Stage("torch-d12", 70, 12, measure_plain_torch(12, 16, 6), NO_FIGURE, peak_gib=30),
+    Stage("train", 125, 75, runs.train, "no spike, the dev loss falls; tokens/s as d12", peak_gib=30),
+    Stage("score", 10, 45, runs.score, NO_FIGURE, ("train",), waiting_gib=1),
     Stage(
         "memory",
-        90,
+        15,
+        40,
         measure_memory,
-        "errors below 1e-5, equal twice and in one pass, no wait for the GPU; at 2^26 rows nearly the seconds of 2^16"
-        " (on a CPU 7.2 and 4.9 ms for 4,096 tokens)",
+        "errors below 1e-5, equal twice and in one pass, no wait for the GPU; at 2^26 rows nearly the seconds of 2^16",
+        peak_gib=30,
     ),
+    Stage("rwkv5", 235, 10, measure_steps(4, 32, 16, 4, "--arch", "rwkv5"), "1.56M tokens/s, MFU .11"),
     Stage(
         "d12-memory",
-        220,
+        130,
+        14,
         measure_steps(12, 128, 32, 6, "--model.memory_rows", "1048576"),
-        "d12 with a table of 6.4 GB: no prediction; 5.6 % more CPU time at 2x128",
-        ("dataset", "d12"),
+        "d12 with a table of 6.4 GB; 5.6 % more CPU time at 2x128",
+        waiting_gib=8,
+        peak_gib=45,
     ),
-    Stage("rwkv5", 220, measure_steps(4, 32, 16, 4, "--arch", "rwkv5"), "1.56M tokens/s, MFU .11", DATA),
-    Stage("tests", 120, runs.run_gpu_tests, "all pass: also the allocator's setting", shares_gpu=True),
+    Stage("torch-d24", 110, 20, measure_plain_torch(24, 8, 3), NO_FIGURE, waiting_gib=5, peak_gib=50),
+    Stage("resume", 5, 150, runs.resume, "deviations below 0.1", waiting_gib=0, peak_gib=10, shares_gpu=True),
     Stage(
         "replays",
-        240,
+        60,
+        110,
         runs.measure_replays,
         "0 on the machine itself, below 0.1 between CPU and GPU in fp32; more in bf16",
-        DATA,
+        waiting_gib=0,
+        peak_gib=4,
         shares_gpu=True,
     ),
-    Stage("score", 200, runs.score, "> 20k tokens/s", ("train",)),
-    Stage("resume", 240, runs.resume, "deviations below 0.1", ("dataset", "train"), shares_gpu=True),
-    Stage("night", 230, night.rehearse_night, "main is scored and on the board", ("train",), shares_gpu=True),
+    Stage(
+        "law",
+        120,
+        60,
+        runs.compare_with_law,
+        "within three standard deviations of a CPU run",
+        waiting_gib=0,
+        peak_gib=4,
+        shares_gpu=True,
+    ),
+    Stage(
+        "night",
+        5,
+        160,
+        night.rehearse_night,
+        "main is scored and on the board",
+        waiting_gib=0,
+        peak_gib=12,
+        shares_gpu=True,
+    ),
     Stage(
         "two-processes",
-        300,
+        5,
+        200,
         two_processes.compare_strategies,
         "losses of one process within 0.001; a compiled graph stays one graph",
-        ("dataset", "train"),
+        waiting_gib=0,
+        peak_gib=16,
         shares_gpu=True,
     ),
-    Stage("torch-d12", 150, measure_plain_torch(12, 16, 6), "no prediction", DATA),
-    Stage("d20", 300, measure_steps(20, 256, 16, 3), "130-150k tokens/s", ("dataset", "nanochat-d24")),
+    Stage("d20", 190, 24, measure_steps(20, 256, 16, 3), "130-150k tokens/s, predicted", waiting_gib=5, peak_gib=52),
+    Stage("nanochat-d20", 115, 20, measure_nanochat(20, 256, 16, 3), NO_FIGURE, waiting_gib=5, peak_gib=50),
+    Stage("torch-d20", 95, 16, measure_plain_torch(20, 8, 3), NO_FIGURE, waiting_gib=5, peak_gib=45),
+    Stage("d20-fp8", 360, 24, measure_steps(20, 256, 16, 3, *FP8), NO_FIGURE, waiting_gib=5, peak_gib=52),
 )

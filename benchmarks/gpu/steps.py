@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import statistics
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -38,12 +37,13 @@ from trainer.training.loop import run_step
 
 SMALL = (
     *("--model.depth", "2", "--model.width", "64", "--train.sequence-length", "64"),
-    *("--train.batch", "4", "--train.micro-batch", "2", "--train.precision", "fp32", "--train.compile", "false"),
+    *("--train.batch", "4", "--train.micro-batch", "2", "--train.precision", "fp32"),
     *("--device", "cpu", "--threads", "1", "--train.dev-tokens", "512", "--train.sample-tokens", "0"),
 )
 """Flags of a rehearsal."""
 NANOCHAT = Path("extra/nanochat")  # a checkout, which travels with the project
-PARITY_STEPS = 60
+PARITY_STEPS = 30
+COMPILED_IN_REHEARSALS = ("d12", "train")
 
 
 def build_flags(depth: int, rows: int, micro: int, *more: str) -> list[str]:
@@ -52,43 +52,59 @@ def build_flags(depth: int, rows: int, micro: int, *more: str) -> list[str]:
     if is_rehearsal():
         arch = more[more.index("--arch") :][:2] if "--arch" in more else ("--model.heads", "2")
         memory = ("--model.memory_rows", "64") if "--model.memory_rows" in more else ()
-        return [*SMALL, *data, *arch, *memory]
+        compiled = str(os.environ[STAGE] in COMPILED_IN_REHEARSALS).lower()
+        return [*SMALL, *data, *arch, *memory, "--train.compile", compiled]
     sizes = ["--model.depth", str(depth), "--train.batch", str(rows), "--train.micro-batch", str(micro)]
     return ["--preset", "daily-h100", *sizes, "--train.sample-tokens", "0", *data, *more]
 
 
-def build_run(turn: Turn, flags: list[str], steps: int) -> Any:
-    """Build a run as training does. All graphs are compiled before the turn is taken."""
+def build_run(turn: Turn, flags: list[str], is_evaluated: bool = False) -> Any:
+    """Build a run as training does. All graphs are compiled before the turn is taken, those of an evaluation only if
+    `is_evaluated`."""
     warm_up = loop.warm_up
 
     def compile_then_warm_up(run: Any, console: Console, row: Tensor) -> None:
         if run.resolved.compile:
-            with report_failure("compiling the loss and the optimizer"):
-                rows, length = run.resolved.micro_batch, run.resolved.sequence_length
-                shape = (rows, length, int(run.identity["model"]["width"]))
-                dtype = torch.float32 if run.resolved.precision == "fp32" else torch.bfloat16
-                features = torch.zeros(shape, device=run.fabric.device, dtype=dtype, requires_grad=True)
-                targets = torch.zeros(rows, length, dtype=torch.int64, device=run.fabric.device)
-                with run.fabric.autocast():
-                    run.objective.compute_loss(features, targets)
-                compile_steps(run.optimizers)
-                del features, targets
-                run.model.zero_grad(set_to_none=True)
-        turn.arm()
+            with report_failure("compiling"):
+                compile_parts(run, turn, is_evaluated)
+                turn.arm()
+                rows = torch.zeros(run.resolved.micro_batch, run.resolved.sequence_length, dtype=torch.int64)
+                compilation.run_forward_backward(run, rows.to(run.fabric.device))
+        run.model.zero_grad(set_to_none=True)
         warm_up(run, console, row)
 
     loop.warm_up = compile_then_warm_up
-    # Evaluation is not timed: do not compile it.
-    compilation.run_pass = lambda run, _, rows: compilation.run_forward_backward(run, rows)
+    if not is_evaluated:
+        compilation.run_pass = lambda run, _, rows: compilation.run_forward_backward(run, rows)
+    if is_rehearsal():  # on a CPU optimizers are not compiled by default
+        loop.choose_optimizer_backend = lambda resolved: compilation.BACKEND if resolved.compile else None
     out = get_folder() / "runs" / os.environ[STAGE]
     shutil.rmtree(out, ignore_errors=True)
-    started = time.monotonic()
-    config = parse_config([*flags, "--out", str(out), "--budget", f"{steps + 2 * PARITY_STEPS}steps"])
-    run = loop.build_run(config, Console(stderr=True))
+    run = loop.build_run(parse_config([*flags, "--out", str(out)]), Console(stderr=True))
     turn.take()
-    chosen = kernels.describe_kernels(run.fabric.device)
-    emit(built_s=round(time.monotonic() - started, 1), compile_s=round(run.compile_seconds, 1), attention=chosen)
+    emit(attention=kernels.describe_kernels(run.fabric.device))
     return run
+
+
+def compile_parts(run: Any, turn: Turn, is_evaluated: bool) -> None:
+    """Compile all but the features of training: losses, the features of an evaluation, the optimizers' steps."""
+    shape = (run.resolved.micro_batch, run.resolved.sequence_length)
+    dtype = torch.float32 if run.resolved.precision == "fp32" else torch.bfloat16
+    width, device = int(run.identity["model"]["width"]), run.fabric.device
+    features = torch.zeros(*shape, width, device=device, dtype=dtype, requires_grad=True)
+    tokens = torch.zeros(shape, dtype=torch.int64, device=device)
+    with turn.only_compile(), run.fabric.autocast():
+        run.objective.compute_loss(features, tokens)
+    if is_evaluated:
+        run.model.eval()
+        for compute in (
+            lambda: run.objective.features(tokens),
+            lambda: run.objective.compute_loss(features.detach(), tokens, per_position=True),
+        ):
+            with turn.only_compile(), torch.no_grad(), run.fabric.autocast():
+                compute()
+        run.model.train()
+    compile_steps(run.optimizers)
 
 
 def measure_steps(
@@ -98,18 +114,19 @@ def measure_steps(
     to compare two precisions."""
 
     def measure() -> None:
-        run = build_run(Turn(), build_flags(depth, rows, micro, *more), steps)
+        turn, budget = Turn(), f"{steps + 2 * PARITY_STEPS}steps"
+        run = build_run(turn, [*build_flags(depth, rows, micro, *more), "--budget", budget])
         try:
             measure_run(run, steps, parity)
         finally:
             run.loader.close()
+            turn.emit_compilations()
 
     return measure
 
 
 def measure_run(run: Any, steps: int, parity: bool) -> None:
     first = time_steps(run, 1)
-    time_steps(run, 1)
     seconds = sorted(time_steps(run, 1) for _ in range(1 if is_rehearsal() else steps))
     median = statistics.median(seconds)
     speed = run.resolved.tokens_per_step / median
@@ -119,9 +136,10 @@ def measure_run(run: Any, steps: int, parity: bool) -> None:
     with report_failure("memory"):
         emit_memory(run)
     with report_failure("loss"):
-        losses = [run_step(run, 0.5).read()[0] for _ in range(PARITY_STEPS if parity and not is_rehearsal() else 1)]
-        loss, norm = run_step(run, 0.5).read()
-        emit(steps=len(losses), loss=sum(losses[-10:]) / len(losses[-10:]), last_loss=loss, gradient_norm=norm)
+        losses = [run.unread.read()[0]]
+        losses += [run_step(run, 0.5).read()[0] for _ in range(PARITY_STEPS if parity and not is_rehearsal() else 0)]
+        norm = run.unread.read()[1]
+        emit(steps=len(losses), loss=statistics.mean(losses[-10:]), last_loss=losses[-1], gradient_norm=norm)
     for part in (emit_parts, emit_kernels):
         with report_failure(part.__name__):
             part(run)
@@ -197,7 +215,8 @@ def measure_nanochat(depth: int, rows: int, micro: int, steps: int) -> Callable[
         turn, device, is_small = Turn(), get_device(), is_rehearsal()
         gpt = import_classes(NANOCHAT)
         torch._dynamo.config.recompile_limit = 64  # its optimizer is compiled for each shape
-        torch._dynamo.config.disable = is_small
+        if is_small:
+            torch.compiler.set_stance("force_eager")
         attention = connect_attention()
         layers, length = (2, 64) if is_small else (depth, 2048)
         batch, micro_rows = (4, 2) if is_small else (rows, micro)
@@ -214,6 +233,7 @@ def measure_nanochat(depth: int, rows: int, micro: int, steps: int) -> Callable[
                 parameter.grad = torch.zeros_like(parameter)
             optimizer.step()  # compiles
             model.zero_grad(set_to_none=True)
+            optimizer.state.clear()  # would take memory of stages before this one
         turn.arm()
         tokens = torch.randint(0, vocabulary, (micro_rows, length + 1), device=device)
         x, y = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
@@ -226,7 +246,8 @@ def measure_nanochat(depth: int, rows: int, micro: int, steps: int) -> Callable[
 
         if is_small:
             turn.take()
-        ms = measure_ms(step, steps)
+        ms = measure_ms(step, steps, warm_up=1)
+        turn.emit_compilations()
         speed = batch * length / ms * 1e3
         emit(peer="nanochat", attention=attention, tokens_per_s=round(speed), step_s=round(ms / 1e3, 4), rows=batch)
         mfu = round(speed * model.estimate_flops() / 989e12, 4)
@@ -292,7 +313,8 @@ def measure_plain_torch(depth: int, rows: int, steps: int) -> Callable[[], None]
 
         if is_small:
             turn.take()
-        ms = measure_ms(step, steps)
+        ms = measure_ms(step, steps, warm_up=1)
+        turn.emit_compilations()
         emit(peer="plain torch", tokens_per_s=round(batch * length / ms * 1e3), step_s=round(ms / 1e3, 4), rows=batch)
 
     return measure
