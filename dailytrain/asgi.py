@@ -37,6 +37,9 @@ FILE_PATH = re.compile(
     r"/api/node/v1/leases/\d+/blobs/|/runs/\d+/(weights|parts)/|/campaigns/[^/]+/files/|/graphs/|/download/"
 )
 BODY_SECONDS = 30.0  # for the body of a request that is not a file
+UPLOAD_SECONDS = 1200.0  # for a piece of a file: 7 kB/s
+UPLOADS_PER_LEASE = 4  # at a time; the agent sends one or two
+running_uploads: list[str] = []  # the lease of each
 DISCONNECTED = "dailytrain.disconnected"  # in the scope of a download: set when its client has hung up
 
 
@@ -59,15 +62,19 @@ file_application: Any = WSGIMiddleware(send_until_disconnect, workers=settings.W
 
 async def dispatch(scope: Scope, receive: Receive, send: Send) -> None:
     application = choose_application(scope)
-    if scope["type"] == "http" and not FILE_PATH.match(scope["path"]):
+    method = scope["method"] if scope["type"] == "http" else ""
+    if application is file_application and method == "PUT":
+        await receive_upload(scope, receive, send)
+        return
+    is_download = application is file_application and method in ("GET", "HEAD")
+    if method and not is_download:
         try:
             async with asyncio.timeout(BODY_SECONDS):
                 receive = await read_whole_body(scope, receive)
         except TimeoutError:
-            await send({"type": "http.response.start", "status": 408, "headers": [(b"connection", b"close")]})
-            await send({"type": "http.response.body", "body": b"The body did not arrive in time."})
+            await refuse(send, 408, "The body did not arrive in time.")
             return
-    if application is not file_application or scope["method"] not in ("GET", "HEAD"):
+    if not is_download:
         await application(scope, receive, send)
         return
     scope[DISCONNECTED] = Event()
@@ -78,6 +85,33 @@ async def dispatch(scope: Scope, receive: Receive, send: Send) -> None:
         watch.cancel()
 
 
+async def receive_upload(scope: Scope, receive: Receive, send: Send) -> None:
+    """Let an upload occupy a thread, for `UPLOAD_SECONDS` at most. A lease gets few threads, since clients are slow."""
+    lease, deadline = scope["path"].rpartition("/")[0], asyncio.get_running_loop().time() + UPLOAD_SECONDS
+
+    async def receive_in_time() -> Mapping[str, Any]:
+        try:
+            async with asyncio.timeout_at(deadline):
+                return await receive()
+        except TimeoutError:
+            return {"type": "http.disconnect"}
+
+    if running_uploads.count(lease) >= UPLOADS_PER_LEASE:
+        await refuse(send, 503, "Too many uploads of this lease at a time.")
+        return
+    running_uploads.append(lease)
+    try:
+        await file_application(scope, receive_in_time, send)
+    finally:
+        running_uploads.remove(lease)
+
+
+async def refuse(send: Send, status: int, message: str) -> None:
+    """Answer without reading the body."""
+    await send({"type": "http.response.start", "status": status, "headers": [(b"connection", b"close")]})
+    await send({"type": "http.response.body", "body": message.encode()})
+
+
 async def watch_disconnect(receive: Receive, disconnected: Event) -> None:
     """Receive what the client of a download sends, which has no body, until it hangs up."""
     while (await receive())["type"] != "http.disconnect":
@@ -86,17 +120,15 @@ async def watch_disconnect(receive: Receive, disconnected: Event) -> None:
 
 
 async def read_whole_body(scope: Scope, receive: Receive) -> Receive:
-    """Return a function that receives the body at once. A body that Django refuses by its length is not read."""
+    """Return a function that receives the body at once; no body if Django refuses it by its length, forms excepted."""
     length = dict(scope["headers"]).get(b"content-length", b"0")
-    if not length.isdigit() or not 0 < int(length) <= settings.DATA_UPLOAD_MAX_MEMORY_SIZE:
-        return receive
     body = bytearray()
-    event: Any = {"more_body": True}
+    event: Any = {"more_body": length.isdigit() and 0 < int(length) <= settings.DATA_UPLOAD_MAX_MEMORY_SIZE}
     while event.get("more_body"):
         event = await receive()
         body += event.get("body", b"")
     events: list[Any] = [{"type": "http.request", "body": bytes(body), "more_body": False}]
-    if event["type"] == "http.disconnect":
+    if event.get("type") == "http.disconnect":
         events.insert(0, event)
 
     async def receive_next() -> Any:

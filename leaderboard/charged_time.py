@@ -6,11 +6,15 @@ A node that charges more than has passed did not train; one that charges less tr
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from itertools import groupby
+from operator import attrgetter
 
 from leaderboard.models import Run
 from scheduler import storage
+from scheduler.deadlines import DEFAULT_BYTES_PER_SECOND
 from scheduler.errors import InvalidMessageError
-from scheduler.models import Checkpoint, Lease
+from scheduler.models import Checkpoint
 from scheduler.uploads import MAX_CLOCK_SKEW_SECONDS
 from trainer.accounting.budget import Budget
 from trainer.protocol.files import STATE_FILE
@@ -18,8 +22,10 @@ from trainer.protocol.files import STATE_FILE
 STATE_BYTES = 32_000_000
 """A budget in seconds records 8 bytes for each step."""
 MAX_SECONDS = 1e12
-UNCHARGED_FACTOR, UNCHARGED_SECONDS = 2.0, 600.0
+UNCHARGED_FACTOR, UNCHARGED_SECONDS = 1.25, 600.0
 """A lease may last so many times as long as it charges, and so much longer: evaluations, slow uploads."""
+FLOPS_TOLERANCE = 0.01
+"""By which the FLOPs of a step may be less than the server's: those of one micro-batch differ from those of rows."""
 
 
 def record_charged_time(checkpoint: Checkpoint) -> None:
@@ -61,16 +67,45 @@ def read_spent(checkpoint: Checkpoint) -> dict[str, object]:
     return spent if isinstance(spent, dict) else {}
 
 
-def find_uncharged_time(run: Run) -> str:
-    """Return a sentence if a node of a run with a budget in seconds charged much less than has passed; else empty."""
-    if run.job is None or Budget.parse(run.budget).kind != "seconds":
+def find_charge_problem(run: Run) -> str:
+    """Return a sentence if the checkpoints of a trained run charge too little, or do not say what they charge."""
+    if run.job is None:
         return ""
-    for lease in Lease.objects.filter(job=run.job).select_related("node"):
-        rows = list(run.job.checkpoints.uploaded().filter(lease=lease, seconds__isnull=False))
-        if len(rows) < 2:
-            continue
-        charged = (rows[-1].seconds or 0.0) - (rows[0].seconds or 0.0)
-        passed = (rows[-1].created_at - rows[0].created_at).total_seconds()
-        if passed > UNCHARGED_FACTOR * charged + UNCHARGED_SECONDS:
-            return f"Disputed: {lease.node.name} charged {charged:.0f} s of training while {passed:.0f} s passed."
+    rows = list(run.job.checkpoints.uploaded().select_related("lease__node"))
+    steps = count_budget_steps(run)
+    if steps and rows and rows[-1].step > steps:
+        return f"Disputed: its last checkpoint is of step {rows[-1].step}, and its budget is used up after {steps}."
+    if silent := [row for row in rows if row.seconds is None]:
+        return f"Disputed: the checkpoint of step {silent[0].step} does not say what it charges."
+    preparation = run.season.get_dataset_bytes("train", "dev") / DEFAULT_BYTES_PER_SECOND
+    return find_uncharged_time(rows, preparation) if Budget.parse(run.budget).kind == "seconds" else ""
+
+
+def count_budget_steps(run: Run) -> int | None:
+    """Return the steps of the run's budget by the server's figures, rounded up; None if it has none."""
+    tokens, flops = run.entry.smoke.get("tokens_per_step"), run.graph and run.graph.summary.get("flops_per_token")
+    budget = Budget.parse(run.budget)
+    if budget.kind == "seconds" or (budget.kind != "steps" and not tokens) or (budget.kind == "flops" and not flops):
+        return None
+    return budget.steps(int(tokens or 0), (1 - FLOPS_TOLERANCE) * float(flops or 0) * float(tokens or 0))
+
+
+def find_uncharged_time(rows: Sequence[Checkpoint], preparation: float) -> str:
+    """Return a sentence if a node charged much less than passed in a lease, or after its first checkpoint in it.
+
+    `preparation`: seconds for the download of the dataset.
+    """
+    before = 0.0
+    for _, group in groupby(rows, attrgetter("lease")):
+        first, *others = group
+        last, lease = (others or [first])[-1], first.lease
+        spans = [(first.created_at, first.seconds or 0.0, 0.0)]
+        if lease is not None:
+            spans.append((lease.started_at, before, preparation))
+        for start, charged_before, unused in spans:
+            charged, passed = (last.seconds or 0.0) - charged_before, (last.created_at - start).total_seconds()
+            if passed > UNCHARGED_FACTOR * charged + UNCHARGED_SECONDS + unused:
+                name = lease.node.name if lease else "A node"
+                return f"Disputed: {name} charged {charged:.0f} s of training while {passed:.0f} s passed."
+        before = last.seconds or 0.0
     return ""

@@ -126,7 +126,7 @@ class TrainHandler(JobKind):
         message = f"Trained to the end, step {final.step}; queued for scoring on a trusted node."
         score_job = runs.build_score_job(run)
         apply_event(run, RunEvent.TRAIN, actor=SITE_ACTOR, message=message, score_job=score_job, **fields)
-        if problem := charged_time.find_uncharged_time(run):
+        if problem := charged_time.find_charge_problem(run):
             trust.apply_trust_event(run, trust.TrustEvent.DISPUTE, actor=SITE_ACTOR, message=problem)
         replays.draw_replay(run)
 

@@ -204,7 +204,8 @@ def create_checkpoint(job: Job, step: int) -> Checkpoint:
     """Create a checkpoint and `run.json` of the job, as uploads of a node do."""
     weights = storage.store_bytes(b"weights at %d" % step)
     files = [storage.build_file_reference(weights, f"checkpoints/step-{step:08d}/model.safetensors").model_dump()]
-    checkpoint = Checkpoint.objects.create(job=job, step=step, manifest={"step": step, "files": files})
+    manifest = {"step": step, "files": files}
+    checkpoint = Checkpoint.objects.create(job=job, step=step, manifest=manifest, seconds=step * 0.5)
     checkpoint.blobs.add(weights)
     if not job.files.exists():
         JobFile.objects.create(job=job, path="run.json", blob=storage.store_bytes(b'{"format": 1, "arch": "smear"}'))

@@ -226,11 +226,17 @@ def test_proxy_replaces_forwarded_address_of_untrusted_clients(
 # --- uploads ----------------------------------------------------------------------------------------------------------
 
 
-def start_upload(url: str, token: str, length: int, body: bytes = b"") -> socket.socket:
+BLOB = f"{LEASE}/blobs/{'0' * 64}"
+
+
+def start_upload(
+    url: str, token: str, length: int, body: bytes = b"", path: str = BLOB, sender: str = "127.0.0.1"
+) -> socket.socket:
     """Send the headers of an upload and the first bytes of its body."""
     address = urlsplit(url)
-    connection = socket.create_connection((address.hostname or "", address.port or 0), WAIT_SECONDS)
-    headers = f"PUT {LEASE}/blobs/{'0' * 64} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {token}\r\n"
+    target = (address.hostname or "", address.port or 0)
+    connection = socket.create_connection(target, WAIT_SECONDS, source_address=(sender, 0))
+    headers = f"PUT {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {token}\r\n"
     connection.sendall(f"{headers}Content-Length: {length}\r\n\r\n".encode() + body)
     return connection
 
@@ -239,9 +245,9 @@ def read_status(connection: socket.socket) -> int:
     return int(connection.makefile("rb").readline().split()[1])
 
 
-def put(url: str, size: int, token: str = "known") -> httpx.Response:  # noqa: S107
+def put(url: str, size: int, token: str = "known", path: str = BLOB) -> httpx.Response:  # noqa: S107
     headers = {"Authorization": f"Bearer {token}"}
-    return httpx.put(f"{url}{LEASE}/blobs/{'0' * 64}", content=bytes(size), headers=headers, timeout=WAIT_SECONDS)
+    return httpx.put(f"{url}{path}", content=bytes(size), headers=headers, timeout=WAIT_SECONDS)
 
 
 def test_upload_with_unknown_token_is_refused_before_its_body(
@@ -265,15 +271,40 @@ def test_volume_of_the_proxy_holds_all_uploads_at_once(services: dict[str, Any])
     sizes = {
         folder: re.search(r"size=(\d+)m", mounts[folder]) for folder in ("/tmp", "/tmp/uploads", "/var/cache/nginx")
     }
-    most = re.search(r"limit_conn all_uploads (\d+);", TEMPLATE.read_text())
     assert all(sizes.values())
-    assert int(most[1]) * PIECE_BYTES < int(sizes["/tmp/uploads"][1]) * 2**20  # type: ignore[index]
+    kinds = (("all_uploads", PIECE_BYTES, "/tmp/uploads"), ("all_bodies", 4 * 2**20, "/var/cache/nginx"))
+    for zone, size, folder in kinds:
+        most = re.search(rf"limit_conn {zone} (\d+);", TEMPLATE.read_text())
+        assert int(most[1]) * size < int(sizes[folder][1]) * 2**20  # type: ignore[index]
 
 
-def test_uploads_of_one_address_are_limited(start_proxy: Callable[..., str]) -> None:
+def test_uploads_of_one_lease_are_limited(start_proxy: Callable[..., str]) -> None:
     url = start_proxy("10.0.0.0/8")
     with ExitStack() as stack:
-        for _ in range(32):
+        for _ in range(16):
             stack.enter_context(start_upload(url, "known", PIECE_BYTES))
         wait_until(lambda: put(url, 10).status_code == 503)
     wait_until(lambda: put(url, 10).status_code == 200)
+
+
+def test_uploads_with_invented_tokens_take_no_place_of_others(start_proxy: Callable[..., str]) -> None:
+    url = start_proxy("10.0.0.0/8")
+    with ExitStack() as stack:
+        for _ in range(70):
+            stack.enter_context(start_upload(url, "invented", PIECE_BYTES, b"x"))
+        known = stack.enter_context(start_upload(url, "known", 1, b"x", sender="127.0.0.2"))
+        assert read_status(known) == 200
+        refused = stack.enter_context(start_upload(url, "invented", PIECE_BYTES, b"x"))
+        assert read_status(refused) == 503, "attempts of one address are limited"
+
+
+def test_large_bodies_of_one_address_are_limited(start_proxy: Callable[..., str], upstream: Upstream) -> None:
+    url = start_proxy("10.0.0.0/8")
+    with ExitStack() as stack:
+        for _ in range(8):
+            stack.enter_context(start_upload(url, "known", 2**20, path="/form"))
+        wait_until(lambda: put(url, 2**20, path="/form").status_code == 503)
+        assert put(url, 1000, path="/form").status_code == 200
+        other = stack.enter_context(start_upload(url, "known", 20_000, bytes(20_000), "/form", "127.0.0.2"))
+        assert read_status(other) == 200
+        assert put(url, 20_000, path="/runs/3/weights/final").status_code == 413

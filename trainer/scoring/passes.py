@@ -17,7 +17,8 @@ from trainer.scoring.look_ahead import DRAWS
 DOCUMENT_TOKENS = 1000  # of web text: FineWeb-Edu's sample of 10 billion tokens has 9.7 million documents
 REPEATED_DRAWS = 64  # drawn positions that are computed with a second replacement of the later tokens
 UNTRAINED_WINDOWS = 64  # windows on which the untrained model is scored
-TRAINING_WINDOWS = 64  # windows that the graph of training computes twice
+TRAINING_WINDOWS = 64  # windows that the graph of training computes `TRAINING_DRAWS` times
+TRAINING_DRAWS = 8  # even
 TF32_WINDOWS = 32  # windows that a GPU computes twice, to compare TF32 with fp32
 CHECKED_ITEMS = 32  # questions of each task of lm-eval that are answered again without later tokens
 CHECKED_CORE_ITEMS = 4  # of each task of CORE
@@ -82,7 +83,7 @@ CORE_SAMPLE_COUNT = 60  # most questions of a task of the sample
 def count_text_passes(tokens: int, sequence_length: int) -> float:
     """Return the passes for held-out text of so many tokens, its checks and the untrained model."""
     windows = tokens / sequence_length + tokens / DOCUMENT_TOKENS
-    return windows + DRAWS + REPEATED_DRAWS + UNTRAINED_WINDOWS + 2 * TRAINING_WINDOWS + 2 * TF32_WINDOWS
+    return windows + DRAWS + REPEATED_DRAWS + UNTRAINED_WINDOWS + TRAINING_DRAWS * TRAINING_WINDOWS + 2 * TF32_WINDOWS
 
 
 def count_suite_passes(tasks: Iterable[str], limit: int | None) -> float:

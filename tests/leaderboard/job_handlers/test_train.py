@@ -39,7 +39,8 @@ def test_run_with_lost_lease_resumes_and_its_last_step_is_scored(run: Run, capab
         lease, protocol.MetricsBatch(sequence=1, rows=(build_train_row(10, 4.0), build_train_row(12, 3.9)))
     )
     weights = upload_file(lease, "checkpoints/step-00000010/model.safetensors", b"ten")
-    uploads.record_checkpoint(lease, protocol.Checkpoint(step=10, files=(weights,)))
+    state = upload_file(lease, "state.json", json.dumps({"spent": {"steps": 10, "seconds": 0.1}}).encode())
+    uploads.record_checkpoint(lease, protocol.Checkpoint(step=10, files=(weights, state)))
     assert leases.lose_lease(lease, "Its heartbeat stopped.")
     run.refresh_from_db()
     assert (run.state, run.points.count()) == ("paused", 2)
@@ -50,7 +51,8 @@ def test_run_with_lost_lease_resumes_and_its_last_step_is_scored(run: Run, capab
     assert [point.step for point in run.points.all()] == [10]
     job_reports.store_metrics(lease, protocol.MetricsBatch(sequence=1, rows=(build_train_row(20, 3.0),)))
     weights = upload_file(lease, "checkpoints/step-00000020/model.safetensors", b"twenty")
-    uploads.record_checkpoint(lease, protocol.Checkpoint(step=20, files=(weights,)))
+    state = upload_file(lease, "state.json", json.dumps({"spent": {"steps": 20, "seconds": 0.2}}).encode())
+    uploads.record_checkpoint(lease, protocol.Checkpoint(step=20, files=(weights, state)))
     run_json = upload_file(lease, "run.json", json.dumps({"format": 1}).encode())
     result = {"step": named_step}
     leases.finish_lease(lease, protocol.FinishLease(outcome="done", result=result, files=(run_json,)))

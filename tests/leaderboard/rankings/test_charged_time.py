@@ -164,20 +164,36 @@ def test_charged_time_of_earlier_leases_does_not_count(lease: Lease, capable_nod
 
 
 @pytest.mark.parametrize(
-    ("budget", "passed", "state"),
-    [("1h", 1000, "provisional"), ("1h", 4000, "disputed"), ("20steps", 4000, "provisional")],
+    ("budget", "charged", "passed", "state"),
+    [
+        ("1h", (100.0, 500.0), 1000, "provisional"),
+        ("1h", (100.0, 3700.0), 7200, "disputed"),  # half of the time
+        ("1h", (3600.0,), 4000, "provisional"),
+        ("1h", (3600.0,), 7200, "disputed"),  # a lease with one checkpoint
+        ("1h", (None,), 1000, "disputed"),
+        ("20steps", (None, None), 1000, "disputed"),
+        ("20steps", (100.0, 500.0), 7200, "provisional"),
+        ("15steps", (100.0, 500.0), 1000, "disputed"),  # step 20 of 15
+        ("9000-tokens", (100.0, 500.0), 1000, "disputed"),  # 18 steps of 512
+        ("10000-tokens", (100.0, 500.0), 1000, "provisional"),
+    ],
 )
-def test_run_that_charges_far_less_time_than_passed_is_disputed(
-    run: Run, lease: Lease, budget: str, passed: int, state: str
+def test_run_that_charges_less_than_the_server_computes_is_disputed(
+    run: Run, lease: Lease, budget: str, charged: tuple[float | None, ...], passed: int, state: str
 ) -> None:
-    """A node that charges a tenth of each step's time trains ten times as many steps in a budget of seconds."""
-    upload_checkpoint(lease, 10, build_state(10, 100.0))
-    upload_checkpoint(lease, 20, build_state(20, 500.0))
+    """A node that charges a part of each step's time, or fewer steps, trains more than its budget."""
+    steps = (20,) if len(charged) == 1 else (10, 20)
+    Lease.objects.filter(pk=lease.pk).update(started_at=timezone.now() - timedelta(seconds=passed))
+    lease.refresh_from_db()
+    for step, seconds in zip(steps, charged, strict=True):
+        upload_checkpoint(lease, step, {} if seconds is None else build_state(step, min(seconds, passed)))
     job = lease.job
-    first = job.checkpoints.get(step=10)
-    job.checkpoints.filter(step=20).update(created_at=first.created_at + timedelta(seconds=passed))
+    if len(steps) == 2:
+        job.checkpoints.filter(step=10).update(created_at=timezone.now() - timedelta(seconds=passed))
     JobFile.objects.create(job=job, path="run.json", blob=storage.store_bytes(b"{}"))
     Run.objects.filter(pk=run.pk).update(budget=budget)
+    run.entry.smoke = {"tokens_per_step": 512}
+    run.entry.save()
     finish_job(job, {"step": 20})
     run.refresh_from_db()
-    assert run.trust == state
+    assert run.trust == state, run.reason

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import socket
-import threading
-from collections.abc import Callable
 from contextlib import ExitStack
-from typing import Any
 
 import httpx
 import pytest
@@ -15,9 +12,8 @@ from django.conf import settings
 
 from dailytrain import asgi
 from dailytrain.asgi import choose_application, django_application, file_application
-from scheduler import uploads
 from tests.support.pool import Agent, create_job, create_node
-from tests.support.waits import WAIT_SECONDS
+from tests.support.waits import WAIT_SECONDS, wait_until
 from trainer import protocol
 
 pytestmark = pytest.mark.processes
@@ -46,41 +42,40 @@ def test_file_and_page_get_threads_of_their_own(method: str, path: str, applicat
     assert choose_application({"type": "http", "method": method, "path": path}) is application
 
 
-def test_page_is_answered_while_uploads_hold_all_threads_for_files(
-    site_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    started = threading.Semaphore(0)
-    store_upload = uploads.store_upload
-
-    def count_and_store(lease: Any, sha256: str, read: Callable[[int], bytes], length: int) -> Any:
-        started.release()
-        return store_upload(lease, sha256, read, length)
-
-    monkeypatch.setattr(uploads, "store_upload", count_and_store)
+def test_slow_uploads_of_a_lease_leave_threads_for_other_files(site_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     create_job()
     lease = Agent(create_node()[1]).claim_job().lease
     with ExitStack() as stack:
         slow = [stack.enter_context(start_upload(site_url, lease)) for _ in range(settings.WEB_FILE_THREADS + 1)]
-        for _ in range(settings.WEB_FILE_THREADS):
-            assert started.acquire(timeout=WAIT_SECONDS)
-
-        assert httpx.get(f"{site_url}/healthz", timeout=WAIT_SECONDS).status_code == 200
-
-        for connection in slow:
+        assert httpx.get(f"{site_url}/graphs/{HASH}/graph.json", timeout=WAIT_SECONDS).status_code == 404
+        accepted, refused = slow[: asgi.UPLOADS_PER_LEASE], slow[asgi.UPLOADS_PER_LEASE :]
+        assert all(connection.recv(4096).startswith(b"HTTP/1.1 503") for connection in refused)
+        for connection in accepted:
             connection.sendall(CONTENT)
-        replies = [connection.recv(4096) for connection in slow]
-    assert all(reply.startswith(b"HTTP/1.1 200") for reply in replies)
+        assert all(connection.recv(4096).startswith(b"HTTP/1.1 200") for connection in accepted)
+        wait_until(lambda: not asgi.running_uploads)
+        monkeypatch.setattr(asgi, "UPLOAD_SECONDS", 0.1)
+        late = stack.enter_context(start_upload(site_url, lease, "0" * 64))
+        assert b'"received":0' in late.makefile("rb").read().replace(b" ", b""), "the piece is sent again"
 
 
 def test_page_is_answered_while_slow_clients_send_bodies(site_url: str) -> None:
     url = httpx.URL(site_url)
     with ExitStack() as stack:
-        for path in ("/github/webhook", "/api/node/v1/volunteer", "/api/v1/runs"):
-            head = f"POST {path} HTTP/1.1\r\nHost: {url.host}\r\nContent-Type: application/json\r\n"
-            for _ in range(settings.WEB_THREADS + 1):
+        for path, kind, length in (
+            ("/github/webhook", "application/json", 1000),
+            ("/api/node/v1/volunteer", "application/json", 1000),
+            ("/api/v1/runs", "application/json", 1000),
+            ("/accounts/login/", "multipart/form-data; boundary=x", 5 * 2**20),
+            (f"/graphs/{HASH}/graph.json", "multipart/form-data; boundary=x", 1000),
+            (f"/graphs/{HASH}/graph.json", "multipart/form-data; boundary=x", 5 * 2**20),
+        ):
+            head = f"POST {path} HTTP/1.1\r\nHost: {url.host}\r\nContent-Type: {kind}\r\nContent-Length: {length}"
+            for _ in range(settings.WEB_FILE_THREADS + 1):
                 connection = socket.create_connection((url.host, url.port), timeout=WAIT_SECONDS)
-                stack.enter_context(connection).sendall(f"{head}Content-Length: 1000\r\n\r\n{{".encode())
-        assert httpx.get(f"{site_url}/healthz", timeout=WAIT_SECONDS).status_code == 200
+                stack.enter_context(connection).sendall(f"{head}\r\n\r\n--x\r\n".encode())
+        for path, status in (("/healthz", 200), (f"/graphs/{HASH}/graph.json", 404)):
+            assert httpx.get(f"{site_url}{path}", timeout=WAIT_SECONDS).status_code == status
 
 
 def test_body_that_does_not_arrive_in_time_is_refused(site_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,12 +86,12 @@ def test_body_that_does_not_arrive_in_time_is_refused(site_url: str, monkeypatch
         assert connection.recv(4096).startswith(b"HTTP/1.1 408")
 
 
-def start_upload(site_url: str, lease: protocol.Lease) -> socket.socket:
+def start_upload(site_url: str, lease: protocol.Lease, sha256: str = HASH) -> socket.socket:
     """Send the head of an upload without its content."""
     url = httpx.URL(site_url)
     connection = socket.create_connection((url.host, url.port), timeout=WAIT_SECONDS)
     lines = [
-        f"PUT /api/node/v1/leases/{lease.lease}/blobs/{HASH} HTTP/1.1",
+        f"PUT /api/node/v1/leases/{lease.lease}/blobs/{sha256} HTTP/1.1",
         f"Host: {url.host}",
         f"Authorization: Bearer {lease.token}",
         f"Content-Length: {len(CONTENT)}",
