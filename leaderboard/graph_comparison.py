@@ -138,7 +138,7 @@ def list_sections(graph: TracedGraph, reference: TracedGraph | None) -> list[tup
     Two graphs are compared once: it takes seconds for large ones. None while another request compares them. What
     prevents a comparison is in the files, so it is stored, too.
     """
-    key = f"graph-diffs:{graph.hash}:{reference.hash if reference else ''}"
+    key = f"graph-diffs:rows:{graph.hash}:{reference.hash if reference else ''}"
     sections: list[tuple[str, list[GraphDiff]]] | None = cache.get(key)
     if sections is None and cache.add(f"{key}:claim", True, CLAIM_SECONDS):
         sections = compare_graphs(read_files(graph), read_files(reference) if reference else None)
