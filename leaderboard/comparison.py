@@ -30,12 +30,8 @@ PHRASES = (
 )
 
 
-@dataclass(frozen=True)
-class Difference:
-    """A setting and its value in each run; empty where a run lacks it."""
-
-    name: str
-    values: tuple[str, ...]
+Setting = tuple[str, tuple[str, ...]]
+"""A setting and its value in each run; empty where a run lacks it."""
 
 
 def collect_settings(run: Run) -> dict[str, str]:
@@ -72,13 +68,13 @@ def flatten_table(table: Mapping[str, Any], before: str = "") -> Iterable[tuple[
             yield f"{before}{name}", value if isinstance(value, str) else json.dumps(value)
 
 
-def compare_settings(runs: Sequence[Run]) -> tuple[list[Difference], list[Difference]]:
+def compare_settings(runs: Sequence[Run]) -> tuple[list[Setting], list[Setting]]:
     """Return the settings in which the runs differ, and the others."""
     known = [collect_settings(run) for run in runs]
-    names = dict.fromkeys(name for one in known for name in one)
-    rows = [Difference(name, tuple(one.get(name, "") for one in known)) for name in names]
-    differ = [row for row in rows if len(set(row.values)) > 1]
-    return differ, [row for row in rows if len(set(row.values)) == 1]
+    names = dict.fromkeys(name for settings in known for name in settings)
+    rows = [(name, tuple(settings.get(name, "") for settings in known)) for name in names]
+    differ = [row for row in rows if len(set(row[1])) > 1]
+    return differ, [row for row in rows if len(set(row[1])) == 1]
 
 
 # --- multipliers -----------------------------------------------------------------------------------------------------
@@ -162,14 +158,8 @@ def describe_pairs(entries: Sequence[tuple[int, str]], cells: Sequence[Sequence[
 # --- scores ----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class ScoreRow:
-    name: str
-    cells: tuple[Score | None, ...]
-
-
-def build_score_rows(runs: Sequence[Run], scores: Iterable[Score]) -> list[ScoreRow]:
+def build_score_rows(runs: Sequence[Run], scores: Iterable[Score]) -> list[tuple[str, list[Score | None]]]:
     """Return a row for each score: held-out text first, then the lm-eval tasks."""
     found = {(score.name, score.run_id): score for score in scores}
     names = sorted({name for name, _ in found}, key=lambda name: ("/" in name, name))
-    return [ScoreRow(name, tuple(found.get((name, run.pk)) for run in runs)) for name in names]
+    return [(name, [found.get((name, run.pk)) for run in runs]) for name in names]

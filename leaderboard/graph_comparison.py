@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from django.core.cache import cache
 
 from leaderboard import caps
-from leaderboard.caps import CappedValue
 from leaderboard.formatting import MISSING, SPACE, binary, compact, power
 from leaderboard.graph_diffs import SELECTION, GraphDiff, compare_files
-from leaderboard.graphs import FOLDER, GraphFileDict, list_download_links
+from leaderboard.graphs import FOLDER, list_download_links
 from leaderboard.models import Entry, TracedGraph
 from leaderboard.submissions import diffs
 from scheduler import storage
@@ -44,70 +42,8 @@ COSTS: dict[str, tuple[str, Callable[[float], str]]] = {
 }
 
 
-@dataclass(frozen=True)
-class CostRow:
-    """A cost beside the reference's. All but the name and the value may be empty."""
-
-    name: str
-    value: str
-    reference: str
-    difference: str
-
-
-@dataclass(frozen=True)
-class OperatorRow:
-    """Number of calls of an operator in the forward pass."""
-
-    name: str
-    calls: int
-    reference_calls: int | None
-    """None: there is nothing to compare with."""
-    percent: float
-    """Length of its bar."""
-
-    @property
-    def change(self) -> int:
-        return self.calls - (self.calls if self.reference_calls is None else self.reference_calls)
-
-    @property
-    def signed_change(self) -> str:
-        return f"{self.change:+d}".replace("-", "−") if self.change else ""
-
-
-@dataclass(frozen=True)
-class ShareRow:
-    """A computed operator's part of the training FLOPs, in per cent."""
-
-    name: str
-    percent: float
-
-
-@dataclass(frozen=True)
-class DiffSection:
-    """Differences of one file of the graph."""
-
-    title: str
-    diffs: list[GraphDiff]
-
-
-@dataclass(frozen=True)
-class GraphView:
-    graph: TracedGraph
-    reference: TracedGraph | None
-    """Graph of the commit of main that the entry changes, or else of the season's baseline."""
-    missing_reference: str
-    """Why there is nothing to compare with."""
-    files: list[GraphFileDict]
-    costs: list[CostRow]
-    capped: list[CappedValue]
-    shares: list[ShareRow]
-    operators: list[OperatorRow]
-    sections: list[DiffSection] | None
-    """None: another request compares the graphs at the moment."""
-
-
-def build_graph_view(entry: Entry) -> GraphView | None:
-    """Return the entry's newest graph on its track; None before it is traced."""
+def build_graph_view(entry: Entry) -> dict[str, Any] | None:
+    """Return the entry's newest graph on its track beside its reference; None before it is traced."""
     graphs = TracedGraph.objects.select_related(
         "entry", "season", "job", "baseline_graph__entry", "baseline_graph__season"
     )
@@ -115,17 +51,17 @@ def build_graph_view(entry: Entry) -> GraphView | None:
     if graph is None:
         return None
     reference = find_reference(graph)
-    return GraphView(
-        graph=graph,
-        reference=reference,
-        costs=[build_cost(name, graph, reference) for name in COSTS if name in graph.summary],
-        missing_reference="" if reference else caps.explain_missing_baseline_graph(graph),
-        files=list_download_links(graph),
-        capped=[value for value in caps.list_values(graph) if value.cap is not None],
-        shares=list_shares(graph.summary),
-        operators=list_operators(graph.summary, reference.summary if reference else None),
-        sections=list_sections(graph, reference),
-    )
+    return {
+        "graph": graph,
+        "reference": reference,
+        "missing_reference": "" if reference else caps.explain_missing_baseline_graph(graph),
+        "files": list_download_links(graph),
+        "costs": [build_cost(name, graph, reference) for name in COSTS if name in graph.summary],
+        "capped": [value for value in caps.list_values(graph) if value.cap is not None],
+        "shares": list_shares(graph.summary),
+        "operators": list_operators(graph.summary, reference.summary if reference else None),
+        "sections": list_sections(graph, reference),
+    }
 
 
 def find_reference(graph: TracedGraph) -> TracedGraph | None:
@@ -139,15 +75,15 @@ def find_reference(graph: TracedGraph) -> TracedGraph | None:
     return same.exclude(entry=graph.entry_id).last() or baseline
 
 
-def build_cost(name: str, graph: TracedGraph, reference: TracedGraph | None) -> CostRow:
+def build_cost(name: str, graph: TracedGraph, reference: TracedGraph | None) -> dict[str, str]:
     label, write = COSTS[name]
     value, compared = graph.summary[name], reference.summary.get(name) if reference else None
-    return CostRow(
-        label,
-        write(value) if value else "0",
-        MISSING if compared is None else write(compared) if compared else "0",
-        format_change(value, compared),
-    )
+    return {
+        "name": label,
+        "value": write(value) if value else "0",
+        "reference": MISSING if compared is None else write(compared) if compared else "0",
+        "difference": format_change(value, compared),
+    }
 
 
 def format_change(value: float, reference: float | None) -> str:
@@ -159,21 +95,29 @@ def format_change(value: float, reference: float | None) -> str:
     return f"{100 * (value / reference - 1):+.3g}{SPACE}%".replace("-", "−") if reference else ""
 
 
-def list_shares(summary: Mapping[str, Any]) -> list[ShareRow]:
-    """Return the costliest operators, forward and backward."""
+def list_shares(summary: Mapping[str, Any]) -> list[tuple[str, float]]:
+    """Return the costliest operators, forward and backward, and their per cent of the training FLOPs."""
     total = summary.get("flops_per_token") or 1.0
-    rows = [ShareRow(cost["name"], round(100 * cost["flops_per_token"] / total, 1)) for cost in summary["operators"]]
-    return [row for row in rows[:MAX_SHARES] if row.percent]
+    rows = [(cost["name"], round(100 * cost["flops_per_token"] / total, 1)) for cost in summary["operators"]]
+    return [row for row in rows[:MAX_SHARES] if row[1]]
 
 
-def list_operators(summary: Mapping[str, Any], reference: Mapping[str, Any] | None) -> list[OperatorRow]:
+def list_operators(summary: Mapping[str, Any], reference: Mapping[str, Any] | None) -> list[dict[str, Any]]:
     """Return the operators of the forward pass, the most frequent first, with those that only the reference has."""
     calls, compared = count_calls(summary), count_calls(reference) if reference else None
     most = max(calls.values(), default=0) or 1
     names = sorted({*calls, *(compared or {})}, key=lambda name: (-calls[name], name))
     return [
-        OperatorRow(name, calls[name], None if compared is None else compared[name], round(100 * calls[name] / most, 1))
+        {
+            "name": name,
+            "calls": calls[name],
+            "reference_calls": None if compared is None else compared[name],
+            "change": change,
+            "signed_change": f"{change:+d}".replace("-", "−") if change else "",
+            "percent": round(100 * calls[name] / most, 1),
+        }
         for name in names[:MAX_OPERATORS]
+        for change in [calls[name] - (calls if compared is None else compared)[name]]
     ]
 
 
@@ -188,21 +132,21 @@ def count_calls(summary: Mapping[str, Any]) -> Counter[str]:
 # --- differences ------------------------------------------------------------------------------------------------------
 
 
-def list_sections(graph: TracedGraph, reference: TracedGraph | None) -> list[DiffSection] | None:
+def list_sections(graph: TracedGraph, reference: TracedGraph | None) -> list[tuple[str, list[GraphDiff]]] | None:
     """Return how the graph differs from the reference's, and its evaluation from its training.
 
     Two graphs are compared once: it takes seconds for large ones. None while another request compares them. What
     prevents a comparison is in the files, so it is stored, too.
     """
-    key = f"graph-diffs:{graph.hash}:{reference.hash if reference else ''}"
-    sections: list[DiffSection] | None = cache.get(key)
+    key = f"graph-diffs:rows:{graph.hash}:{reference.hash if reference else ''}"
+    sections: list[tuple[str, list[GraphDiff]]] | None = cache.get(key)
     if sections is None and cache.add(f"{key}:claim", True, CLAIM_SECONDS):
         sections = compare_graphs(read_files(graph), read_files(reference) if reference else None)
         cache.set(key, sections, diffs.CACHE_SECONDS)
     return sections
 
 
-def compare_graphs(own: GraphContents, reference: GraphContents | None) -> list[DiffSection]:
+def compare_graphs(own: GraphContents, reference: GraphContents | None) -> list[tuple[str, list[GraphDiff]]]:
     sections = []
     for file, title in SECTIONS.items():
         found = []
@@ -211,7 +155,7 @@ def compare_graphs(own: GraphContents, reference: GraphContents | None) -> list[
         if file == EVALUATION:
             found.append(compare_files(TO_TRAINING, own[TRAINING], own[file]))
         if found:
-            sections.append(DiffSection(title, found))
+            sections.append((title, found))
     return sections
 
 

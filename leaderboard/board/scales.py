@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 from statistics import fmean, geometric_mean
-from typing import cast
+from typing import Any, cast
 
 from leaderboard import formatting
 from leaderboard.charts.curve_svg import Tick, pad_range
@@ -35,26 +35,6 @@ class AtScale:
     @property
     def bits_per_byte(self) -> float:
         return fmean(run.bits_per_byte for run in self.runs)
-
-
-@dataclass(frozen=True)
-class Mark:
-    x: float
-    y: float
-    low: float
-    high: float
-    label: str
-    title: str
-
-
-@dataclass(frozen=True)
-class ScalePicture:
-    marks: list[Mark]
-    line: str
-    one: float
-    x_ticks: list[Tick]
-    y_ticks: list[Tick]
-    summary: str
 
 
 def load_scales(table: StandingsTable, entry: int) -> list[AtScale]:
@@ -106,7 +86,7 @@ def estimate_at_scale(
         return None
 
 
-def draw_scales(scales: Sequence[AtScale]) -> ScalePicture | None:
+def draw_scales(scales: Sequence[AtScale]) -> dict[str, Any] | None:
     """Draw multipliers over scale; None without any multiplier."""
     known = [(at, at.estimate, at.estimate.cm) for at in scales if at.estimate and at.estimate.cm]
     if not known:
@@ -114,18 +94,18 @@ def draw_scales(scales: Sequence[AtScale]) -> ScalePicture | None:
     heights = MultiplierScale.around(1.0, *chain.from_iterable(get_ends(estimate) for _, estimate, _ in known))
     left, right = pad_range(*(math.log(at.amount) for at, _, _ in known))
 
-    def mark(at: AtScale, estimate: EntryMultiplier, multiplier: float) -> Mark:
+    def mark(at: AtScale, estimate: EntryMultiplier, multiplier: float) -> dict[str, Any]:
         y, low, high = (round(100 - heights.at(value), 2) for value in (multiplier, *get_ends(estimate)))
         x = round(100 * (math.log(at.amount) - left) / (right - left), 2)
         title = f"{at.name} of the budget, {formatting.budget(at.budget)}: {multiplier:.3f}, {len(at.runs)} runs"
-        return Mark(x, y, low, high, f"{multiplier:.3f}", title)
+        return {"x": x, "y": y, "low": low, "high": high, "label": f"{multiplier:.3f}", "title": title}
 
-    marks = [mark(*one) for one in known]
-    return ScalePicture(
-        marks=marks,
-        line="M" + "L".join(f"{mark.x:g} {mark.y:g}" for mark in marks) if len(marks) > 1 else "",
-        one=round(100 - heights.one, 2),
-        x_ticks=[Tick(mark.x, at.name) for mark, (at, _, _) in zip(marks, known, strict=True)],
-        y_ticks=[Tick(round(100 - tick.at, 2), tick.label) for tick in heights.ticks],
-        summary="Multiplier by scale: " + ", ".join(mark.title for mark in marks) + ".",
-    )
+    marks = [mark(*scale) for scale in known]
+    return {
+        "marks": marks,
+        "line": "M" + "L".join(f"{mark['x']:g} {mark['y']:g}" for mark in marks) if len(marks) > 1 else "",
+        "one": round(100 - heights.one, 2),
+        "x_ticks": [Tick(mark["x"], at.name) for mark, (at, _, _) in zip(marks, known, strict=True)],
+        "y_ticks": [Tick(round(100 - tick.at, 2), tick.label) for tick in heights.ticks],
+        "summary": "Multiplier by scale: " + ", ".join(mark["title"] for mark in marks) + ".",
+    }

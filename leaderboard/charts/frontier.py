@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import chain
+from typing import Any
 
 from leaderboard.charts.curve_svg import Tick
 from leaderboard.charts.multiplier_charts import MultiplierScale, get_ends
@@ -30,35 +31,6 @@ class Record:
     over: float | None
     """Its multiplier over that of the record before, or of the baseline."""
     is_standing: bool
-
-
-@dataclass(frozen=True)
-class Station:
-    """A record in the chart."""
-
-    record: Record
-    x: float
-    y: float
-    low: float
-    high: float
-    name: str
-
-
-@dataclass(frozen=True)
-class Frontier:
-    records: list[Record]
-    stations: list[Station]
-    line: str
-    others: str
-    """`d` of a dot for each entry without a record."""
-    baseline: float
-    x_ticks: list[Tick]
-    y_ticks: list[Tick]
-    summary: str
-
-    @property
-    def standing(self) -> Record | None:
-        return self.records[-1] if self.records else None
 
 
 def build_records(rows: Iterable[Standing]) -> list[Record]:
@@ -89,7 +61,7 @@ def get_multiplier(row: Standing) -> float:
     return row.multiplier
 
 
-def build_frontier(table: StandingsTable, records: list[Record], now: datetime) -> Frontier | None:
+def build_frontier(table: StandingsTable, records: list[Record], now: datetime) -> dict[str, Any] | None:
     """Draw the records and the best other entries; None while only the baseline has a multiplier."""
     others = [(datetime.fromtimestamp(at, UTC), multiplier) for at, multiplier in table.chart_data.get("others", [])]
     if not records and not others:
@@ -105,18 +77,20 @@ def build_frontier(table: StandingsTable, records: list[Record], now: datetime) 
         return round(1 + 96 * min(max((at - begin).total_seconds() / span, 0), 1), 2)
 
     stations = name_stations([build_station(record, across(record.at), scale) for record in records])
-    return Frontier(
-        records=records,
-        stations=stations,
-        line="".join([f"M0 {100 - scale.one:g}", *(f"H{one.x:g}V{one.y:g}" for one in stations), "H97"]),
-        others="".join(
+    return {
+        "records": records,
+        "standing": records[-1] if records else None,
+        "stations": stations,
+        "line": "".join([f"M0 {100 - scale.one:g}", *(f"H{each['x']:g}V{each['y']:g}" for each in stations), "H97"]),
+        # a dot for each entry without a record
+        "others": "".join(
             f"M{across(at):g} {100 - scale.at(multiplier):g}h0" for at, multiplier in others if multiplier > scale.low
         ),
-        baseline=round(100 - scale.one, 2),
-        x_ticks=[Tick(across(day), label) for day, label in find_days(begin, now)],
-        y_ticks=[Tick(round(100 - tick.at, 2), tick.label) for tick in scale.ticks],
-        summary=summarize(records, len(others)),
-    )
+        "baseline": round(100 - scale.one, 2),
+        "x_ticks": [Tick(across(day), label) for day, label in find_days(begin, now)],
+        "y_ticks": [Tick(round(100 - tick.at, 2), tick.label) for tick in scale.ticks],
+        "summary": summarize(records, len(others)),
+    }
 
 
 def build_scale(records: Sequence[Standing], others: Sequence[float]) -> MultiplierScale:
@@ -127,25 +101,25 @@ def build_scale(records: Sequence[Standing], others: Sequence[float]) -> Multipl
     return MultiplierScale.around(max(min(values), 1 / max(top, 1.05) ** 0.5), top)
 
 
-def build_station(record: Record, x: float, scale: MultiplierScale) -> Station:
+def build_station(record: Record, x: float, scale: MultiplierScale) -> dict[str, Any]:
     estimate = record.row.estimate
     assert estimate is not None
     y, low, high = (round(100 - scale.at(value), 2) for value in (get_multiplier(record.row), *get_ends(estimate)))
-    return Station(record, x, y, low, high, "")
+    return {"record": record, "x": x, "y": y, "low": low, "high": high}
 
 
-def name_stations(stations: Sequence[Station]) -> list[Station]:
+def name_stations(stations: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Name the stations that have room for a label, the latest first."""
-    kept: list[Station] = []
-    done: list[Station] = []
-    for one in reversed(stations):
-        is_free = all(abs(one.x - other.x) > LABEL_WIDTH or abs(one.y - other.y) > LABEL_HEIGHT for other in kept)
-        title = one.record.row.entry.title
+    kept: list[tuple[float, float]] = []
+    named = []
+    for station in reversed(stations):
+        x, y, title = station["x"], station["y"], station["record"].row.entry.title
+        is_free = all(abs(x - left) > LABEL_WIDTH or abs(y - top) > LABEL_HEIGHT for left, top in kept)
         name = title if len(title) <= LABEL_LETTERS else title[: LABEL_LETTERS - 1].rstrip() + "…"
-        done.append(replace(one, name=name if is_free and one.x > LABEL_WIDTH else ""))
+        named.append({**station, "name": name if is_free and x > LABEL_WIDTH else ""})
         if is_free:
-            kept.append(one)
-    return done[::-1]
+            kept.append((x, y))
+    return named[::-1]
 
 
 def find_days(begin: datetime, now: datetime) -> list[tuple[datetime, str]]:

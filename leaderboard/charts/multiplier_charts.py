@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from django.urls import reverse
@@ -12,7 +13,7 @@ from django.urls import reverse
 from leaderboard import formatting
 from leaderboard.charts.curve_svg import Dot, Tick, Whisker, pad_range, path, y_steps
 from leaderboard.models import Standing, StandingsTable
-from leaderboard.rankings.chart_data import ChartData, LadderEntryDict, MultiplierRangeDict, RungDict
+from leaderboard.rankings.chart_data import ChartData, LadderEntryDict, MultiplierRangeDict
 from trainer.scoring.multiplier import EntryMultiplier
 
 REACH = 1.6
@@ -58,42 +59,6 @@ class MultiplierScale:
         return [Tick(self.at(tick), f"{tick:g}") for tick in sorted(chosen)]
 
 
-class NamedRungDict(RungDict):
-    """A line of the table behind the ladder's picture."""
-
-    name: str
-
-
-@dataclass(frozen=True)
-class Mark:
-    at: Dot
-    title: str
-    page: str
-    is_better: bool = False
-
-
-@dataclass(frozen=True)
-class Reading:
-    """The horizontal line from an entry to the curve, which shows the multiplier."""
-
-    start: float
-    end: float
-    y: float
-    label: str
-
-
-@dataclass(frozen=True)
-class LadderChart:
-    curve: str
-    seeds: list[Mark]
-    entries: list[Mark]
-    reading: Reading | None
-    x_ticks: list[Tick]
-    y_ticks: list[Tick]
-    rungs: list[NamedRungDict]
-    summary: str
-
-
 def scale_from_range(range_: MultiplierRangeDict | None) -> MultiplierScale | None:
     """Return the axis that all rows share; None without any multiplier."""
     if not range_:
@@ -128,7 +93,7 @@ def build_whisker(row: Standing, scale: MultiplierScale | None) -> Whisker | Non
     return Whisker(scale.at(low), scale.at(estimate.cm), scale.at(high))
 
 
-def draw_ladder(table: StandingsTable) -> LadderChart | None:
+def draw_ladder(table: StandingsTable) -> dict[str, Any] | None:
     """Draw the baseline's runs over compute, its curve, and the entries; None without a run of the baseline."""
     data: ChartData = table.chart_data
     if not data or not data["runs"]:
@@ -137,31 +102,37 @@ def draw_ladder(table: StandingsTable) -> LadderChart | None:
     amounts = [run["compute"] for run in runs] + [entry["compute"] for entry in entries]
     losses = pad_range(*(run["bits_per_byte"] for run in runs), *(entry["loss"] for entry in entries))
     place = build_placing(pad_range(*map(math.log, amounts)), losses)
-    rungs: list[NamedRungDict] = [
+    rungs: list[dict[str, Any]] = [
         {**rung, "name": formatting.rung(rung["part"]) if rung["part"] else formatting.budget(rung["budget"])}
         for rung in data["rungs"]
     ]
-    return LadderChart(
-        curve=path(np.array([place(*point) for point in data["curve"]]).T) if data["curve"] else "",  # type: ignore[arg-type]
-        seeds=[
-            Mark(
-                place(run["compute"], run["bits_per_byte"]),
-                f"{run['title']}, {formatting.budget(run['budget'])}, seed {run['seed']}: {run['bits_per_byte']:.4f}",
-                reverse("run", args=[run["run"]]),
-            )
+    return {
+        "curve": path(np.array([place(*point) for point in data["curve"]]).T) if data["curve"] else "",  # type: ignore[arg-type]
+        "seeds": [
+            {
+                "at": place(run["compute"], run["bits_per_byte"]),
+                "title": f"{run['title']}, {formatting.budget(run['budget'])}, seed {run['seed']}: "
+                f"{run['bits_per_byte']:.4f}",
+                "page": reverse("run", args=[run["run"]]),
+            }
             for run in runs
         ],
-        entries=[
-            Mark(place(entry["compute"], entry["loss"]), entry["title"], reverse("entry", args=[entry["entry"]]), not i)
-            for i, entry in enumerate(entries)
+        "entries": [
+            {
+                "at": place(entry["compute"], entry["loss"]),
+                "title": entry["title"],
+                "page": reverse("entry", args=[entry["entry"]]),
+                "is_better": not number,
+            }
+            for number, entry in enumerate(entries)
         ],
-        reading=build_reading(entries[0], place) if entries else None,
-        x_ticks=[Tick(place(rung["compute"], 0).x, rung["name"]) for rung in rungs],
-        y_ticks=[Tick(place(amounts[0], tick).y, label) for tick, label in y_steps(*losses)],
-        rungs=rungs,
-        summary=f"Bits per byte over training compute: {len(runs)} runs of the baseline from {rungs[0]['name']} to "
+        "reading": build_reading(entries[0], place) if entries else None,
+        "x_ticks": [Tick(place(rung["compute"], 0).x, rung["name"]) for rung in rungs],
+        "y_ticks": [Tick(place(amounts[0], tick).y, label) for tick, label in y_steps(*losses)],
+        "rungs": rungs,
+        "summary": f"Bits per byte over training compute: {len(runs)} runs of the baseline from {rungs[0]['name']} to "
         f"{rungs[-1]['name']} of the budget, and the {len(entries)} best other entries. The table has the numbers.",
-    )
+    }
 
 
 Place = Callable[[float, float], Dot]
@@ -176,10 +147,11 @@ def build_placing(x: tuple[float, float], y: tuple[float, float]) -> Place:
     return place
 
 
-def build_reading(entry: LadderEntryDict, place: Place) -> Reading | None:
+def build_reading(entry: LadderEntryDict, place: Place) -> dict[str, Any] | None:
+    """Return the horizontal line from an entry to the curve, which shows the multiplier."""
     if entry["multiplier"] is None:
         return None
     start = place(entry["compute"], entry["loss"])
     end = place(entry["compute"] * entry["multiplier"], entry["loss"])
     label = f"×{formatting.SPACE}{entry['multiplier']:.3f}"
-    return Reading(start.x, min(max(end.x, 0.0), 100.0), start.y, label)
+    return {"start": start.x, "end": min(max(end.x, 0.0), 100.0), "y": start.y, "label": label}

@@ -158,22 +158,20 @@ def list_drawn_metrics(shown: Sequence[Shown]) -> list[Metric]:
 # --- the table behind ------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Table:
-    heads: list[str]
-    rows: list[list[str]]
+Table = dict[str, list[Any]]
+"""Heads and rows."""
 
 
 def build_points_table(curve: Curve, count: int = TABLE_ROWS) -> Table:
     """Return some of a run's points, evenly spread, with every metric that it has."""
     metrics = [metric for metric in METRICS if np.isfinite(curve.columns[metric.name]).any()]
-    return Table(
-        heads=[*PLACES, *(f"{metric.title}, {metric.unit}" if metric.unit else metric.title for metric in metrics)],
-        rows=[
+    return {
+        "heads": [*PLACES, *(f"{metric.title}, {metric.unit}" if metric.unit else metric.title for metric in metrics)],
+        "rows": [
             [*format_place(point), *(format_metric(point, metric) for metric in metrics)]
             for point in select_evenly(curve.train, count)
         ],
-    )
+    }
 
 
 def build_evaluations_table(curve: Curve) -> Table:
@@ -181,7 +179,7 @@ def build_evaluations_table(curve: Curve) -> Table:
         [*format_place(point), *(formatting.decimals(value, 4) for value in (point.loss, point.bits_per_byte))]
         for point in select_evenly(curve.dev, TABLE_ROWS)
     ]
-    return Table([*PLACES, "Loss, nats per token", "Bits per byte"], rows)
+    return {"heads": [*PLACES, "Loss, nats per token", "Bits per byte"], "rows": rows}
 
 
 def select_evenly(points: Sequence[Point], count: int) -> list[Point]:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from datetime import datetime
+from typing import Any
 
 from django.db.models import Count, Min, Q
 
-from scheduler.estimates import QueueEstimates, StartEstimate
+from scheduler.estimates import QueueEstimates
 from scheduler.models import Job
 
 NAMES = {
@@ -20,22 +19,10 @@ NAMES = {
 }
 
 
-@dataclass(frozen=True)
-class BackgroundJobs:
-    """The jobs of one kind. `since` and `estimate` are those of the job that has waited longest."""
-
-    name: str
-    what: str
-    running: int
-    waiting: int
-    since: datetime | None
-    estimate: StartEstimate | None
-
-
-def list_background_jobs(queue_estimates: QueueEstimates | None) -> list[BackgroundJobs]:
+def list_background_jobs(queue_estimates: QueueEstimates | None) -> list[dict[str, Any]]:
     """Return the kinds that run or wait, in the order of `NAMES`. Two queries.
 
-    `queue_estimates` is None if no job waits.
+    `since` and `estimate` are those of the job that has waited longest. `queue_estimates` is None if no job waits.
     """
     rows = {
         row["kind"]: row
@@ -50,14 +37,14 @@ def list_background_jobs(queue_estimates: QueueEstimates | None) -> list[Backgro
     }
     jobs = Job.objects.in_bulk([row["first"] for row in rows.values() if row["first"]])
     return [
-        BackgroundJobs(
-            *NAMES[kind],
-            running=rows[kind]["running"],
-            waiting=rows[kind]["waiting"],
-            since=first.queued_at if first else None,
-            estimate=queue_estimates.get_estimate(first) if first and queue_estimates else None,
-        )
-        for kind in NAMES
+        {
+            **rows[kind],
+            "name": name,
+            "what": what,
+            "since": first.queued_at if first else None,
+            "estimate": queue_estimates.get_estimate(first) if first and queue_estimates else None,
+        }
+        for kind, (name, what) in NAMES.items()
         if kind in rows
         for first in [jobs.get(rows[kind]["first"])]
     ]

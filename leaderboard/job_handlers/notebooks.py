@@ -7,7 +7,6 @@ notebook has no score: its run is finished when its last cell was run.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from django.utils import timezone
@@ -136,26 +135,17 @@ def finish_run(part: NotebookPart, found: protocol.NotebookResult) -> None:
 # --- for pages -------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class PartView:
-    """A part as its run's page shows it. `cells` are those of the executed notebook."""
-
-    part: NotebookPart
-    path: str
-    cells: Sequence[Cell]
-    problem: str
-    files: Sequence[protocol.FileRef]
-
-
-def list_part_views(run: Run) -> list[PartView]:
-    """Return the parts that have been queued, with their results."""
+def list_part_views(run: Run) -> list[dict[str, Any]]:
+    """Return the parts that have been queued, with the cells of the executed notebook and the files that they left."""
     if run.entry.kind != Entry.Kind.NOTEBOOK:
         return []
     parts = get_notebook_files(run.entry)
-    return [
-        PartView(part, parts[part.number - 1].path, *read_executed_cells(part.job), list_model_files(part.job))
-        for part in run.parts.select_related("job", "run__entry")
-    ]
+    views = []
+    for part in run.parts.select_related("job", "run__entry"):
+        cells, problem = read_executed_cells(part.job)
+        shown = {"path": parts[part.number - 1].path, "files": list_model_files(part.job)}
+        views.append({"part": part, "cells": cells, "problem": problem, **shown})
+    return views
 
 
 def read_executed_cells(job: Job) -> tuple[Sequence[Cell], str]:

@@ -18,7 +18,7 @@ class Migration(migrations.Migration):
             model_name="standingstable",
             name="noise_freedom",
             field=models.PositiveIntegerField(
-                default=0, help_text="Degrees of freedom of the noise of one run, in every interval of the rows."
+                default=0, db_default=0, help_text="Degrees of freedom of the noise of one run, in every interval of the rows."
             ),
         ),
         migrations.AddField(
@@ -26,6 +26,7 @@ class Migration(migrations.Migration):
             name="notebook_hosts",
             field=models.JSONField(
                 blank=True,
+                db_default=[],
                 default=list,
                 validators=[leaderboard.models.field_checks.check_hosts],
                 help_text="Hosts from which its notebooks may fetch by HTTPS, with their subdomains, such as "

@@ -1,7 +1,6 @@
 """The public record: seasons, tracks, entries, their runs, the curves and the scores."""
 
 from leaderboard.models.approval_limits import ApprovalLimits
-from leaderboard.models.bounties import Bounty
 from leaderboard.models.confirmations import Confirmation
 from leaderboard.models.curves import CurvePoint, Sample, Score
 from leaderboard.models.entries import Entry
@@ -26,7 +25,6 @@ from leaderboard.models.tracks import Track
 __all__ = [
     "ApiToken",
     "ApprovalLimits",
-    "Bounty",
     "Confirmation",
     "CurvePoint",
     "Entry",

@@ -64,7 +64,7 @@ class StandingsTable(models.Model):
     )
     ladder_verdict = models.CharField(max_length=120, blank=True, help_text="Of the baseline.")
     noise_freedom = models.PositiveIntegerField(
-        default=0, help_text="Degrees of freedom of the noise of one run, in every interval of the rows."
+        default=0, db_default=0, help_text="Degrees of freedom of the noise of one run, in every interval of the rows."
     )
     ladder_runs = models.PositiveIntegerField(default=0, help_text="Eligible runs of the baseline.")
     rungs_done = models.PositiveIntegerField(

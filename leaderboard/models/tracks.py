@@ -207,6 +207,7 @@ class Track(models.Model):
     )
     notebook_hosts = models.JSONField(
         default=list,
+        db_default=[],
         blank=True,
         validators=[check_hosts],
         help_text="Hosts from which its notebooks may fetch by HTTPS, with their subdomains, such as "

@@ -56,7 +56,7 @@ class RecordTopic(Topic):
     """`about`: the entry's id."""
 
     label = "Record"
-    hint = "A record was confirmed, or a bounty claimed."
+    hint = "A record was confirmed."
 
     def find_subject(self, about: str) -> Entry | None:
         return Entry.objects.select_related("track__season__baseline").filter(pk=int(about)).first()
@@ -66,14 +66,9 @@ class RecordTopic(Topic):
         table = refresh_standings(entry.track)
         row = table.get_row(entry.pk)
         standing = (explanations.describe_standing(row, table),) if row else ()
-        claimed = list(entry.bounties.all())
         return Message(
             title=f"A record on {entry.track.name}: {entry.title}{by}",
-            lines=(
-                *standing,
-                "Confirmed with new seeds on independent trusted nodes.",
-                *(f"It claims the bounty {bounty.goal}: {bounty.reward}" for bounty in claimed),
-            ),
+            lines=(*standing, "Confirmed with new seeds on independent trusted nodes."),
             url=settings.SITE_URL + entry.get_absolute_url(),
         )
 

@@ -22,7 +22,7 @@ from django.utils import timezone
 from leaderboard import runs, unrelated_nodes
 from leaderboard.models import Confirmation, Entry, Run, Track
 from leaderboard.models.standings import get_entry_name
-from leaderboard.rankings import bounties, trust
+from leaderboard.rankings import trust
 from leaderboard.rankings.eligible_runs import ScoredRun
 from leaderboard.rankings.standings import TrackStandings, load_scored_runs, rank_entries
 from leaderboard.rankings.trust import TrustEvent
@@ -215,7 +215,6 @@ def mark_record(entry: Entry, confirming: Sequence[Run], former: int | None) -> 
         apply_where_possible(former_runs, TrustEvent.REPLICATE, f"The record went to {entry.title}.")
     apply_where_possible(get_first_runs(entry), TrustEvent.REPLICATE, REPLICATED)
     apply_where_possible(confirming, TrustEvent.RECORD, "A record.")
-    bounties.claim_bounties(entry)
 
 
 def get_full_budget_runs(entry: Entry) -> QuerySet[Run]:

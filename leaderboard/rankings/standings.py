@@ -2,7 +2,7 @@
 
 The arithmetic is `trainer.scoring.multiplier`'s, on the records that anyone can download, so that
 `dailytrain multiplier` gives the same digits. Nothing is stored here: `standings_store` stores the rows that pages
-read. What decides something (confirmations, bounties, the monthly train) calls `compute_standings` directly.
+read. What decides something (confirmations, the monthly train) calls `compute_standings` directly.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from leaderboard.charts import panels
 from leaderboard.charts.frontier import build_frontier, build_records, get_leader
 from leaderboard.charts.multiplier_charts import draw_ladder
 from leaderboard.markdown import render_markdown
-from leaderboard.models import Bounty, Run, StandingsTable, Track
+from leaderboard.models import Run, StandingsTable, Track
 from leaderboard.models.runs import RunQuerySet
 from leaderboard.models.standings import LATEST_COMPUTATION
 from leaderboard.pool_totals import get_totals
@@ -42,7 +42,6 @@ BOARD_LIVE_RUNS = 10
 """Live runs shown per track: the nightly run and the oldest ones. Tables of runs list the others."""
 FAILURES = 5
 WAITING = 5
-BOUNTIES = 5
 
 
 @require_safe
@@ -84,7 +83,6 @@ def render_track(request: HttpRequest, query: BoardQuery, track: Any, tracks: li
         "frontier": build_frontier(table, build_records(rows.records), now),
         "leader": get_leader(rows.leader),
         "ladder": draw_ladder(table),
-        "bounties": Bounty.objects.shown(track)[:BOUNTIES],
         **build_train_context(runs["live"]),
         "also": runs["live"][1:],
         "more_live": count_omitted_live_runs(track, len(runs["live"])),

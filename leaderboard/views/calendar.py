@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, time, timedelta
+from typing import Any
 
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
@@ -52,23 +53,8 @@ class Day:
         return bool(self.nights) or any(one.what == "monthly" or not self.is_far for one in self.due)
 
 
-@dataclass(frozen=True)
-class Bar:
-    """A part of a track's week, in per cent."""
-
-    left: float
-    width: float
-
-
-@dataclass(frozen=True)
-class Week:
-    """A track's hours."""
-
-    track: Track
-    bars: list[Bar]
-    stretches: list[TrackHours]
-    next: CalendarEvent | None
-    is_open: bool
+Bar = tuple[float, float]
+"""Left end and width of a part of a track's week, in per cent."""
 
 
 @require_safe
@@ -85,7 +71,7 @@ def calendar(request: HttpRequest) -> HttpResponse:
         "hours": [build_week(track, due, now) for track in list_tracks_with_hours(due)],
         "nights": nights[:SHOWN_NIGHTS],
         "months": list_recent_months(),
-        "hour_marks": [Bar(100 * day / 7, 100 / 7) for day in range(7)],
+        "hour_marks": [100 * day / 7 for day in range(7)],
     }
     return render(request, "leaderboard/calendar.html", context)
 
@@ -114,12 +100,18 @@ def build_weeks(due: Sequence[CalendarEvent], nights: Sequence[Night], now: date
     return [listed[at : at + 7] for at in range(0, len(listed), 7)]
 
 
-def build_week(track: Track, due: Sequence[CalendarEvent], now: datetime) -> Week:
+def build_week(track: Track, due: Sequence[CalendarEvent], now: datetime) -> dict[str, Any]:
+    """Return a track's hours."""
     stretches = list(track.hours.all())
     mine = [event for event in due if event.what == "hours" and event.track.pk == track.pk]
     first = min(mine, key=lambda event: event.begins, default=None)
-    is_open = first is not None and first.begins <= now
-    return Week(track, [bar for stretch in stretches for bar in build_bars(stretch)], stretches, first, is_open)
+    return {
+        "track": track,
+        "bars": [bar for stretch in stretches for bar in build_bars(stretch)],
+        "stretches": stretches,
+        "next": first,
+        "is_open": first is not None and first.begins <= now,
+    }
 
 
 def build_bars(hours: TrackHours) -> list[Bar]:
@@ -129,7 +121,7 @@ def build_bars(hours: TrackHours) -> list[Bar]:
     whole = 7 * DAY_SECONDS
     over = max(0, begin + lasts - whole)
     parts = [(begin, lasts - over), *([(0, over)] if over else [])]
-    return [Bar(round(100 * at / whole, 3), round(100 * length / whole, 3)) for at, length in parts]
+    return [(round(100 * at / whole, 3), round(100 * length / whole, 3)) for at, length in parts]
 
 
 def count_seconds(at: time) -> int:

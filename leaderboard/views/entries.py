@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from django.http import HttpRequest, HttpResponse, JsonResponse
@@ -22,19 +21,9 @@ from leaderboard.submissions import review, smoke_tests, stations
 from leaderboard.submissions import run_estimates as estimates
 from leaderboard.views.board import build_results_response, results_etag
 from scheduler.models import Event
-from trainer.scoring.multiplier import AXES, EntryMultiplier
+from trainer.scoring.multiplier import AXES
 
 MAX_RUNS = 200
-
-
-@dataclass(frozen=True)
-class RunGroup:
-    """An entry's runs with one budget."""
-
-    part: float
-    """Share of the track's budget."""
-    runs: list[Run]
-    estimate: EntryMultiplier | None
 
 
 @require_safe
@@ -80,14 +69,16 @@ def load_rows(table: StandingsTable, entry: Entry) -> dict[int, Standing]:
     return {row.entry_id: row for row in rows.defer("ties")}
 
 
-def group_runs(runs: Sequence[Run], at_scales: Sequence[AtScale]) -> list[RunGroup]:
+def group_runs(runs: Sequence[Run], at_scales: Sequence[AtScale]) -> list[dict[str, Any]]:
     """Return the runs by track and budget, the largest budget first."""
     groups: dict[tuple[int, str], list[Run]] = defaultdict(list)
     for run in runs:
         groups[run.track_id, run.budget].append(run)
     estimates = {at.budget: at.estimate for at in at_scales}
-    made = [RunGroup(own[0].part, own, estimates.get(budget)) for (_, budget), own in groups.items()]
-    return sorted(made, key=lambda group: -group.part)
+    rows = [
+        {"part": own[0].part, "runs": own, "estimate": estimates.get(budget)} for (_, budget), own in groups.items()
+    ]
+    return sorted(rows, key=lambda group: -group["part"])
 
 
 def build_comparison_link(table: StandingsTable, entry: Entry, rows: dict[int, Standing]) -> dict[str, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import Any
 
 from django.core.paginator import Paginator
 from django.db.models import Prefetch, Q
@@ -15,26 +15,6 @@ from leaderboard.models import Entry, Run, Standing
 
 ENTRIES_PER_PAGE = 50
 AXIS = "flops"
-
-
-@dataclass(frozen=True)
-class Lesson:
-    """An entry's hypothesis and what its runs say about it."""
-
-    entry: Entry
-    standing: Standing | None  # None: no run was scored
-    failure: Run | None
-
-    @property
-    def verdict(self) -> str:
-        row = self.standing
-        if row is None:
-            return "Failed"
-        if row.multiplier_low is None or row.multiplier_high is None:
-            return "Not compared"
-        if row.multiplier_low > 1:
-            return "Better than the baseline"
-        return "Worse than the baseline" if row.multiplier_high < 1 else "No difference found"
 
 
 @require_safe
@@ -52,9 +32,20 @@ def hypotheses(request: HttpRequest) -> HttpResponse:
     return render(request, "leaderboard/learned.html", {"page": page, "lessons": build_lessons(list(page.object_list))})
 
 
-def build_lessons(entries: Sequence[Entry]) -> list[Lesson]:
-    """Return the lessons of entries with `own_standings` and `failures`."""
-    return [
-        Lesson(entry, next(iter(entry.own_standings), None), next(iter(entry.failures), None))  # type: ignore[attr-defined]
-        for entry in entries
-    ]
+def build_lessons(entries: Sequence[Any]) -> list[dict[str, Any]]:
+    """Return what the runs of entries with `own_standings` and `failures` say about their hypotheses."""
+    lessons = []
+    for entry in entries:
+        row, failure = (next(iter(found), None) for found in (entry.own_standings, entry.failures))
+        lessons.append({"entry": entry, "standing": row, "failure": failure, "verdict": describe_verdict(row)})
+    return lessons
+
+
+def describe_verdict(row: Standing | None) -> str:
+    if row is None:
+        return "Failed"
+    if row.multiplier_low is None or row.multiplier_high is None:
+        return "Not compared"
+    if row.multiplier_low > 1:
+        return "Better than the baseline"
+    return "Worse than the baseline" if row.multiplier_high < 1 else "No difference found"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from django.conf import settings
@@ -110,7 +109,7 @@ def build_context(swarm: Swarm) -> dict[str, Any]:
         "counts": count_events(events),
         "lines": build_charts(events),
         "people": list_contributors(swarm),
-        "happened": [Happening(event) for event in recent],
+        "happened": [(event, describe_event(event)) for event in recent],
         "server": settings.SITE_URL,
         "going": swarm.run.state == Run.State.TRAINING,
     }
@@ -146,37 +145,26 @@ def list_contributors(swarm: Swarm) -> list[dict[str, Any]]:
     return [{**row, "share": row["rows"] / total if total else 0.0} for row in rows]
 
 
-@dataclass(frozen=True)
-class Happening:
-    """An event in a sentence."""
-
-    event: SwarmEvent
-
-    @property
-    def who(self) -> str:
-        return self.event.name or self.event.peer
-
-    @property
-    def sentence(self) -> str:
-        event = self.event
-        stage = (event.stage or 0) + 1
-        match event.what:
-            case What.JOIN:
-                return f"{self.who} took a seat at stage {stage}."
-            case What.LEAVE:
-                return f"{self.who} left stage {stage}: {event.why}."
-            case What.BAN if event.data.get("lasting"):
-                return f"{self.who} is banned from this run: {event.why}."
-            case What.BAN:
-                return f"{self.who} failed and is left alone for half a minute: {event.why}."
-            case What.MOVE:
-                return f"{self.who} moves from stage {event.data.get('source', 0) + 1} to stage {stage}."
-            case What.ROLLBACK:
-                return f"A stage lost all its machines: back from step {event.data.get('since', 0)} to {event.step}."
-            case What.END:
-                return "The run has ended."
-            case _:
-                return "The coordinator has connected."
+def describe_event(event: SwarmEvent) -> str:
+    """Return an event in a sentence."""
+    peer, stage = event.name or event.peer, (event.stage or 0) + 1
+    match event.what:
+        case What.JOIN:
+            return f"{peer} took a seat at stage {stage}."
+        case What.LEAVE:
+            return f"{peer} left stage {stage}: {event.why}."
+        case What.BAN if event.data.get("lasting"):
+            return f"{peer} is banned from this run: {event.why}."
+        case What.BAN:
+            return f"{peer} failed and is left alone for half a minute: {event.why}."
+        case What.MOVE:
+            return f"{peer} moves from stage {event.data.get('source', 0) + 1} to stage {stage}."
+        case What.ROLLBACK:
+            return f"A stage lost all its machines: back from step {event.data.get('since', 0)} to {event.step}."
+        case What.END:
+            return "The run has ended."
+        case _:
+            return "The coordinator has connected."
 
 
 # --- lines -----------------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ REMOVALS = (
     *(migrations.RemoveField, migrations.RenameField, migrations.RenameModel, migrations.DeleteModel),
     *(migrations.AlterModelTable, migrations.AddConstraint, migrations.AlterUniqueTogether),
 )
-LISTED = {"leaderboard.0003_remove_curve_levels"}  # before the first release: stop the site for it
+LISTED = {"leaderboard.0004_remove_curve_levels_and_bounties"}  # before the first release: stop the site for it
 """A breaking migration is listed only if the release before no longer uses what it removes."""
 
 

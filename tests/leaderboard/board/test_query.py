@@ -112,5 +112,5 @@ def test_board_sorting_keeps_each_row_once() -> None:
     for sort in SORTS:
         for is_reversed in (False, True):
             query = BoardQuery(sort=sort, is_reversed=is_reversed)
-            lines = build_board_table(table, query, load_board_rows(table, query)).lines
-            assert sorted(line.row.entry_id for line in lines) == entries
+            lines = build_board_table(table, query, load_board_rows(table, query))["lines"]
+            assert sorted(line["row"].entry_id for line in lines) == entries

@@ -47,11 +47,11 @@ def test_frontier_rises_with_the_records_in_order_of_time() -> None:
     assert [record.is_standing for record in records] == [False, True]
     assert records[1].over == pytest.approx(1.3 / 1.15, rel=0.05)
     assert (timezone.now() - records[0].at).days == 9, "a record's time is that of its last confirmation run"
-    assert re.fullmatch(r"M0 [\d.]+(H[\d.]+V[\d.]+){2}H97", frontier.line)
-    first, second = frontier.stations
-    assert first.x < second.x < 97
-    assert second.high < second.y < second.low < first.y, "a better record must be higher in the chart"
-    assert "2 records since" in frontier.summary
+    assert re.fullmatch(r"M0 [\d.]+(H[\d.]+V[\d.]+){2}H97", frontier["line"])
+    first, second = frontier["stations"]
+    assert first["x"] < second["x"] < 97
+    assert second["high"] < second["y"] < second["low"] < first["y"], "a better record must be higher in the chart"
+    assert "2 records since" in frontier["summary"]
 
 
 def test_entry_has_an_estimate_at_each_scale() -> None:
@@ -65,10 +65,10 @@ def test_entry_has_an_estimate_at_each_scale() -> None:
 
     assert [scale.name for scale in scales] == ["1/4", "1", "2"]
     assert [scale.estimate.cm for scale in scales if scale.estimate] == pytest.approx([1.5, 1.2, 1.05], rel=0.06)
-    assert [mark.y for mark in chart.marks] == sorted(mark.y for mark in chart.marks), (
+    assert [mark["y"] for mark in chart["marks"]] == sorted(mark["y"] for mark in chart["marks"]), (
         "the marks must fall with the scale"
     )
-    assert all(mark.high < mark.y < mark.low for mark in chart.marks)
+    assert all(mark["high"] < mark["y"] < mark["low"] for mark in chart["marks"])
     assert draw_scales(load_scales(load_standings(track), entries["baseline"].pk)) is None
 
 

@@ -19,7 +19,7 @@ from icalendar import Calendar
 from dailytrain import schedule
 from leaderboard.models import Month, Night, Track
 from leaderboard.schedule import calendar, due_times, nightly
-from leaderboard.views.calendar import Bar, build_bars
+from leaderboard.views.calendar import build_bars
 from tests.support import scene
 
 pytestmark = pytest.mark.django_db
@@ -98,7 +98,7 @@ def test_calendar_page_shows_past_nights_and_track_hours(beat_schedule: None, cl
     Night.objects.create(date=today - 2 * DAY, track=night["track"], sentence="Nothing is trained.")
     Track.objects.update(kind=Track.Kind.COMMUNITY)
     sunday_night = night["track"].hours.create(weekday=6, start=time(22), end=time(6))
-    assert build_bars(sunday_night) == [Bar(98.81, 1.19), Bar(0.0, 3.571)]
+    assert build_bars(sunday_night) == [(98.81, 1.19), (0.0, 3.571)]
     page = get_page_text(client)
     assert page.count("<rect") == 2
     assert "Sunday, 22:00 to 06:00" in page

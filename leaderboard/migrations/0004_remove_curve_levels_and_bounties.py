@@ -1,4 +1,4 @@
-"""Curves have no levels: long ones are thinned when their points arrive."""
+"""Curves have no levels: long ones are thinned when their points arrive. There are no bounties."""
 
 from typing import Any
 
@@ -20,4 +20,5 @@ class Migration(migrations.Migration):
         migrations.RunPython(thin_long_curves, migrations.RunPython.noop),
         migrations.RemoveIndex("curvepoint", "curve_by_level"),
         migrations.RemoveField("curvepoint", "level"),
+        migrations.DeleteModel("Bounty"),
     ]
