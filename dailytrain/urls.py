@@ -17,7 +17,7 @@ from dailytrain.health import healthz, readyz
 from dailytrain.personal_data import views as personal_data
 from dailytrain.sign_in import allow_redirect_to_github, require_github
 from dailytrain.sitemaps import SITEMAPS
-from dailytrain.views import LoginView, documentation, robots
+from dailytrain.views import LoginView, documentation, llms, robots
 from leaderboard.api import api
 from leaderboard.integrations.github.webhook import webhook
 from scheduler.campaigns.node_routes import router as packet_router
@@ -59,6 +59,7 @@ urlpatterns = [
     path("docs/<path:page>", documentation),
     path("privacy/", personal_data.privacy, name="privacy"),
     path("robots.txt", robots, name="robots"),
+    path("llms.txt", llms, name="llms"),
     path("sitemap.xml", sitemaps.index, {"sitemaps": SITEMAPS}, name="sitemaps"),
     path(
         "sitemap-<section>.xml", sitemaps.sitemap, {"sitemaps": SITEMAPS}, name="django.contrib.sitemaps.views.sitemap"

@@ -1,4 +1,4 @@
-"""The sign-in page, robots.txt, and the documentation where it is not built."""
+"""The sign-in page, robots.txt, llms.txt, and the documentation where it is not built."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from django.shortcuts import render
 from django.urls import reverse
 from django.views import defaults
 
+from leaderboard.models import Track
 from leaderboard.models.entries import web_address
 
 
@@ -42,6 +43,14 @@ def robots(request: HttpRequest) -> HttpResponse:
     """Tell crawlers which pages to leave out, and where the sitemap is."""
     context = {"sitemap": settings.SITE_URL + reverse("sitemaps")}
     return render(request, "robots.txt", context, content_type="text/plain")
+
+
+def llms(request: HttpRequest) -> HttpResponse:
+    """Tell agents what they can read and ask here (llmstxt.org)."""
+    repository = settings.MAIN_REPOSITORY if web_address(settings.MAIN_REPOSITORY) else "the site's repository"
+    tracks = Track.objects.in_order().filter(season__active=True)
+    context = {"site": settings.SITE_URL, "repository": repository, "tracks": tracks}
+    return render(request, "llms.txt", context, content_type="text/plain; charset=utf-8")
 
 
 def documentation(request: HttpRequest, page: str = "") -> HttpResponse:

@@ -17,8 +17,10 @@ LINK = re.compile(r"(\]\()(?!https?://|mailto:|#|/)([^)#\s]+)")
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the files outside of docs/ that its pages need."""
+    rules = (ROOT / "docs" / "reference" / "rules.md").read_text()
+    checks = {ROOT / name for name in re.findall(r"\(\.\./\.\./([\w/]+\.py)\)", rules)}  # the code that it links
     paths = {path for pattern in PATTERNS for path in ROOT.glob(pattern) if path.is_file()} - {ROOT / "README.md"}
-    for path in sorted(paths):
+    for path in sorted(paths | checks):
         name = path.relative_to(ROOT).as_posix()
         files.append(File.generated(config, name, abs_src_path=str(path)))
     return files

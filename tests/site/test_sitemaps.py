@@ -1,7 +1,8 @@
-"""robots.txt, the sitemap, and the page of acknowledgements."""
+"""robots.txt, llms.txt, the sitemap, and the page of acknowledgements."""
 
 from __future__ import annotations
 
+import re
 import xml.etree.ElementTree as ET
 from urllib.robotparser import RobotFileParser
 
@@ -29,6 +30,18 @@ def test_robots_file_names_sitemap_and_hides_admin(client: Client) -> None:
     assert robots.site_maps() == [f"{site_settings.SITE_URL}/sitemap.xml"]
     assert not robots.can_fetch("*", "/admin/")
     assert robots.can_fetch("*", "/runs/1/")
+
+
+def test_llms_file_names_addresses_that_answer(client: Client) -> None:
+    slug = scene.create_night_board()["track"].slug
+    response = client.get("/llms.txt")
+    text = response.content.decode().replace("SLUG", slug).replace("/docs/", "/about/#docs/")
+    assert response["Content-Type"].startswith("text/plain")
+    assert f"- {slug}: " in text
+    found = re.findall(rf"{re.escape(site_settings.SITE_URL)}(/[^\s:;,)]*)", text.replace("aten::", ""))
+    addresses = [address for address in found if not re.search(r"ID|HASH|runs$|tokens", address)]
+    assert len(addresses) > 7
+    assert {address: client.get(address).status_code for address in addresses} == dict.fromkeys(addresses, 200)
 
 
 def test_sitemap_lists_pages_that_exist(client: Client) -> None:
