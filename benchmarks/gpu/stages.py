@@ -95,7 +95,7 @@ STAGES = (
         120,
         60,
         runs.compare_with_law,
-        "within three standard deviations of a CPU run",
+        "less than three standard deviations off",
         waiting_gib=0,
         peak_gib=4,
         shares_gpu=True,
