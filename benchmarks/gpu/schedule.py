@@ -19,11 +19,11 @@ class Stage:
     name: str
     compile_seconds: float  # of all that it does before its turn
     turn_seconds: float
+    waiting_gib: float  # of the GPU's memory before its turn
+    peak_gib: float  # in its turn
     work: Callable[[], None]
     expected: str
     after: tuple[str, ...] = ("dataset",)  # stages that must have ended before this one starts
-    waiting_gib: float = 1.5  # of the GPU's memory before its turn
-    peak_gib: float = 8  # in its turn
     shares_gpu: bool = False  # compares results: others that do may run at once
 
     @property

@@ -67,10 +67,12 @@ def build_run(turn: Turn, flags: list[str], is_evaluated: bool = False) -> Any:
         if run.resolved.compile:
             with report_failure("compiling"):
                 compile_parts(run, turn, is_evaluated)
-                turn.arm()
+                if run.model.bounded:  # else its blocks are compiled one after another, as they run
+                    turn.arm()
                 rows = torch.zeros(run.resolved.micro_batch, run.resolved.sequence_length, dtype=torch.int64)
                 compilation.run_forward_backward(run, rows.to(run.fabric.device))
         run.model.zero_grad(set_to_none=True)
+        turn.take()
         warm_up(run, console, row)
 
     loop.warm_up = compile_then_warm_up
@@ -81,7 +83,6 @@ def build_run(turn: Turn, flags: list[str], is_evaluated: bool = False) -> Any:
     out = get_folder() / "runs" / os.environ[STAGE]
     shutil.rmtree(out, ignore_errors=True)
     run = loop.build_run(parse_config([*flags, "--out", str(out)]), Console(stderr=True))
-    turn.take()
     emit(attention=kernels.describe_kernels(run.fabric.device))
     return run
 

@@ -231,8 +231,7 @@ def test_flash_package_is_tried_with_the_heads_of_each_run(monkeypatch: pytest.M
 @pytest.mark.parametrize("is_compiled", [False, True])
 def test_attention_notes_the_heads_that_a_run_has(monkeypatch: pytest.MonkeyPatch, is_compiled: bool) -> None:
     monkeypatch.setattr(attention_module, "head_sizes", set())
-    attend = torch.compile(attention, fullgraph=True, backend="eager") if is_compiled else attention
-    attend(*inputs(24))
+    (torch.compile(attention, fullgraph=True, backend="eager") if is_compiled else attention)(*inputs(24))
     assert attention_module.head_sizes == (set() if is_compiled else {inputs(24)[0].size(3)})
 
 
