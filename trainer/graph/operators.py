@@ -565,9 +565,7 @@ DECOMPOSED_OPERATORS: dict[str, Formula] = {
     **list_operators(count_distances, "_cdist_forward _euclidean_dist"),
     **list_operators(count_distances_backward, "_cdist_backward"),
     **list_operators(count_singular_values, "_linalg_svd"),
-    **list_operators(
-        count_factorization, "linalg_inv_ex linalg_cholesky_ex geqrf orgqr _linalg_det _linalg_slogdet"
-    ),
+    **list_operators(count_factorization, "linalg_inv_ex linalg_cholesky_ex geqrf orgqr _linalg_det _linalg_slogdet"),
     **list_operators(count_eigenvalues, "_linalg_eigh"),
     **list_operators(count_solve, "_linalg_solve_ex"),
     **list_operators(count_factorized_solve, "linalg_lu_solve"),
