@@ -1,4 +1,4 @@
-"""Public architectures as entries: files as a contributor would write them, or compact parts. Test data and examples."""
+"""Public architectures as entries, in files as a contributor would write them, or as compact parts. Examples."""
 
 from __future__ import annotations
 
