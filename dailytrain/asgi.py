@@ -64,19 +64,16 @@ async def dispatch(scope: Scope, receive: Receive, send: Send) -> None:
     application = choose_application(scope)
     method = scope["method"] if scope["type"] == "http" else ""
     if application is file_application and method == "PUT":
-        await receive_upload(scope, receive, send)
-        return
+        return await receive_upload(scope, receive, send)
     is_download = application is file_application and method in ("GET", "HEAD")
     if method and not is_download:
         try:
             async with asyncio.timeout(BODY_SECONDS):
                 receive = await read_whole_body(scope, receive)
         except TimeoutError:
-            await refuse(send, 408, "The body did not arrive in time.")
-            return
+            return await refuse(send, 408, "The body did not arrive in time.")
     if not is_download:
-        await application(scope, receive, send)
-        return
+        return await application(scope, receive, send)
     scope[DISCONNECTED] = Event()
     watch = asyncio.create_task(watch_disconnect(receive, scope[DISCONNECTED]))
     try:
@@ -97,8 +94,7 @@ async def receive_upload(scope: Scope, receive: Receive, send: Send) -> None:
             return {"type": "http.disconnect"}
 
     if running_uploads.count(lease) >= UPLOADS_PER_LEASE:
-        await refuse(send, 503, "Too many uploads of this lease at a time.")
-        return
+        return await refuse(send, 503, "Too many uploads of this lease at a time.")
     running_uploads.append(lease)
     try:
         await file_application(scope, receive_in_time, send)

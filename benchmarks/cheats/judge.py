@@ -47,7 +47,6 @@ CASES: list[Case] = [
 ]
 ERROR_FILE, BROKEN_FILE = "error.txt", "broken.txt"
 CHARGED = 1.05  # times the honest FLOPs
-SECONDS = 20  # of a core to read an architecture's files
 CLOCKS = {name: getattr(time, name) for name in ("perf_counter", "monotonic", "time", "process_time")}
 
 
@@ -105,7 +104,7 @@ class Judge:
         if (out / ERROR_FILE).is_file():
             return Judgment("does not trace", (out / ERROR_FILE).read_text())
         try:
-            check_foreign_files(out, SECONDS)
+            check_foreign_files(out)
             traced = self.read(number)
             read_recipe(traced)
             build_model(traced)

@@ -85,9 +85,15 @@ def check_parts(client: Client) -> None:
     assert client.get(campaign.get_absolute_url()).status_code == 200
 
 
+SEASON = "from leaderboard.models import Season; Season.objects.create(name='One', corpus='x', tokenizer='y')"
+
+
 @pytest.mark.slow
 @pytest.mark.processes
-def test_seed_demo_on_the_documented_path_prints_no_warning(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "commands", [[["seed_demo"]], [["shell", "-v", "0", "-c", SEASON], ["create_track", "night-h100"]]]
+)
+def test_command_of_the_tutorial_prints_no_warning_without_redis(commands: list[list[str]], tmp_path: Path) -> None:
     run_python(tmp_path, "manage.py", "migrate")
-    done = run_python(tmp_path, "manage.py", "seed_demo")
-    assert done.stderr == ""
+    for command in commands:
+        assert run_python(tmp_path, "manage.py", *command).stderr == ""

@@ -286,8 +286,8 @@ def count_multiply_add(arguments: tuple[Any, ...], result: Any) -> int:
     return (2 + is_scaled) * result.numel()
 
 
-def count_interpolation(arguments: tuple[Any, ...], result: Any) -> int:
-    """`lerp`: a difference, a product and a sum."""
+def count_three_written(arguments: tuple[Any, ...], result: Any) -> int:
+    """`lerp`: a difference, a product and a sum. `linalg_cross`: two products and a difference."""
     return 3 * result.numel()
 
 
@@ -342,6 +342,21 @@ def count_singular_values(arguments: tuple[Any, ...], result: Any) -> int:
     return max(matrices * (4 * large**2 * small + 22 * small**3), count_written(arguments, result))
 
 
+def count_eigenvalues(arguments: tuple[Any, ...], result: Any) -> int:
+    """`9 n^3` for each symmetric matrix, with its eigenvectors (Golub and Van Loan, 8.3.4)."""
+    return max(9 * arguments[0].numel() * arguments[0].shape[-1], count_written(arguments, result))
+
+
+def count_solve(arguments: tuple[Any, ...], result: Any) -> int:
+    """`_linalg_solve_ex`: matrix, right side: a factorization, and two triangular systems."""
+    return count_factorization(arguments, result) + 2 * arguments[1].numel() * arguments[0].shape[-1]
+
+
+def count_factorized_solve(arguments: tuple[Any, ...], result: Any) -> int:
+    """`linalg_lu_solve`: factors, pivots, right side: two triangular systems."""
+    return max(2 * arguments[2].numel() * arguments[0].shape[-1], count_written(arguments, result))
+
+
 def count_triangular_solve(arguments: tuple[Any, ...], result: Any) -> int:
     """`linalg_solve_triangular`: `n x n` matrix, right side: `n` for each element of the solution."""
     return result.numel() * arguments[0].shape[-1]
@@ -384,7 +399,7 @@ OPERATORS: dict[str, Formula] = {
     ),
     **list_operators(count_scaled_sum, "add sub rsub"),
     **list_operators(count_multiply_add, "addcmul addcdiv"),
-    **list_operators(count_interpolation, "lerp"),
+    **list_operators(count_three_written, "lerp linalg_cross"),
     # copies
     **list_operators(
         count_written,
@@ -443,7 +458,9 @@ COMPOSITES = frozenset(
             "fft_fft fft_ifft fft_rfft fft_irfft fft_hfft fft_ihfft fft_fft2 fft_ifft2 fft_rfft2 "
             "fft_irfft2 fft_fftn fft_ifftn fft_rfftn fft_irfftn fft_fftshift fft_ifftshift cdist linalg_norm "
             "linalg_matrix_norm nuclear_norm max_pool1d avg_pool1d adaptive_avg_pool1d pad one_hot "
-            "cross_entropy_loss nll_loss take_along_dim repeat_interleave rrelu selu prelu _weight_norm",
+            "cross_entropy_loss nll_loss take_along_dim repeat_interleave rrelu selu prelu _weight_norm "
+            "linalg_solve linalg_det det linalg_slogdet slogdet logdet linalg_eigh linalg_eigvalsh linalg_matrix_power "
+            "cross special_ndtr",
         ),
         *MODEL_PARTS,
     )
@@ -548,7 +565,10 @@ DECOMPOSED_OPERATORS: dict[str, Formula] = {
     **list_operators(count_distances, "_cdist_forward _euclidean_dist"),
     **list_operators(count_distances_backward, "_cdist_backward"),
     **list_operators(count_singular_values, "_linalg_svd"),
-    **list_operators(count_factorization, "linalg_inv_ex linalg_cholesky_ex geqrf orgqr"),
+    **list_operators(count_factorization, "linalg_inv_ex linalg_cholesky_ex geqrf orgqr _linalg_det _linalg_slogdet"),
+    **list_operators(count_eigenvalues, "_linalg_eigh"),
+    **list_operators(count_solve, "_linalg_solve_ex"),
+    **list_operators(count_factorized_solve, "linalg_lu_solve"),
     **list_operators(count_triangular_solve_backward, "triangular_solve"),
 }
 """Operators that others turn into, forward or backward. A graph may not name them."""

@@ -42,6 +42,8 @@ CALLS: dict[str, Callable[[Callable[..., Tensor]], Any]] = {
     "aten::index_fill": lambda x: torch.index_fill(x(3, 4), 0, INDICES, 1.0),
     "aten::index_select": lambda x: torch.index_select(x(3, 4), 0, INDICES),
     "aten::layer_norm": lambda x: F.layer_norm(x(2, 4), (4,), x(4), x(4)),
+    "aten::linalg_eigh": lambda x: torch.linalg.eigh(x(4, 4)),
+    "aten::linalg_eigvalsh": lambda x: torch.linalg.eigvalsh(x(4, 4)),
     "aten::linalg_qr": lambda x: torch.linalg.qr(x(4, 3)),
     "aten::lstm": lambda x: torch.lstm(
         x(3, 2, 4), (x(1, 2, 5), x(1, 2, 5)), [x(20, 4), x(20, 5)], False, 1, 0.0, True, False, False

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.support.architectures import PUBLIC_ARCHITECTURES, load_public_architecture
+from tests.support.architectures import COMPACT_ARCHITECTURES, PUBLIC_ARCHITECTURES, load_public_architecture
 from tests.support.paths import REPOSITORY
 from trainer.graph.files import TracedArchitecture
 from trainer.graph.model import GraphModel, build_model, read_recipe
@@ -26,7 +26,11 @@ OVERRIDES: dict[str, dict[str, Any]] = {"delta_net": {"chunk": 8}}
 pytestmark = pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")  # RMSNorm under autocast
 all_architectures = pytest.mark.parametrize("name", PUBLIC_ARCHITECTURES)
 quick_architecture = pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[] if name == "mamba" else pytest.mark.slow) for name in PUBLIC_ARCHITECTURES]
+    "name",
+    [
+        pytest.param(name, marks=[] if name in ("mamba", "alibi") else pytest.mark.slow)
+        for name in (*PUBLIC_ARCHITECTURES, *COMPACT_ARCHITECTURES)
+    ],
 )
 
 
@@ -79,6 +83,7 @@ def test_graph_of_read_files_trains_like_module_to_the_last_bit(name: str) -> No
     files = trace(name).to_files()
     again = parse_files(files)
     assert again.to_files() == files
+    assert describe_traced(again)["product_flops_per_token"] > 0
     assert read_recipe(again) == load_public_architecture(name).recipe(build_config(name))
     with torch.autocast("cpu", torch.bfloat16):
         assert_equal_training(*build_both(name))
@@ -102,7 +107,7 @@ def test_graph_model_sees_no_later_token(name: str) -> None:
     with torch.no_grad():
         difference = (model(tokens) - model(changed)).abs().amax((0, 2))
     # Fourier transforms mix all positions and cancel the later ones up to rounding.
-    assert difference[:cut].max() < (1e-5 if name == "hyena" else 1e-30)
+    assert difference[:cut].max() < (1e-5 if name in ("hyena", "long_convolution") else 1e-30)
     assert difference[cut:].min() > 1e-3
 
 
@@ -115,6 +120,7 @@ FIGURES = {name: figures for name, *figures in ROW.findall(PAGE)}
 
 def test_page_has_a_row_for_each_public_architecture() -> None:
     assert set(FIGURES) == set(PUBLIC_ARCHITECTURES)
+    assert set(re.findall(r"^\| `(\w+)` \|", PAGE, re.MULTILINE)) == {*PUBLIC_ARCHITECTURES, *COMPACT_ARCHITECTURES}
 
 
 @pytest.mark.slow
