@@ -6,6 +6,7 @@ import atexit
 import functools
 import gc
 import os
+import re
 import shutil
 import subprocess
 import tempfile
@@ -58,10 +59,20 @@ settings.WHITENOISE_AUTOREFRESH = True  # finds a static file when asked; else e
 settings.PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]  # the default takes 0.4 s a password
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Do not import files of which `make test` runs nothing: they load a driver of Chromium, schemathesis and more."""
+    if config.option.markexpr != "not slow and not browser":
+        return None
+    if collection_path.suffix != ".py":
+        return collection_path.name == "browser" or None
+    return re.search(r"^pytestmark = .*pytest\.mark\.slow\b", collection_path.read_text(), re.MULTILINE) and True
+
+
 def pytest_collection_finish() -> None:
-    """Exclude the imported modules from garbage collections, which each training run starts."""
+    """Exclude the imported modules from garbage collections, which each training run starts, and collect seldom."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(20_000)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

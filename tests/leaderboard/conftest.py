@@ -6,7 +6,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +21,12 @@ from leaderboard.publishing import publications, weights
 from leaderboard.schedule import first_season
 from leaderboard.schedule.first_season import build_dataset
 from leaderboard.submissions import intake
+from leaderboard.submissions.intake import CommitSummary, fetch_commit
+from leaderboard.submissions.repositories import open_mirror
 from scheduler import storage
 from scheduler.job_kinds import get_job_kind
 from scheduler.models import Checkpoint, Job, JobFile, Node
+from tests.conftest import HOME
 from tests.support import boards, github_server, hub_server, mail_server, scene
 from tests.support.github_server import GitHub
 from tests.support.hub_server import Hub
@@ -41,6 +44,7 @@ FILES = {
     "trainer/models/smear.py": "class Model:\n    pass\n",
 }
 BUILT_DATASETS: dict[tuple[str, str, int | None], tuple[str, int, int, Path]] = {}
+FETCHED_COMMITS: dict[str, CommitSummary] = {}
 GIT = {
     **os.environ,
     "GIT_CONFIG_GLOBAL": os.devnull,
@@ -83,7 +87,7 @@ class Repository:
 @pytest.fixture(scope="session")
 def template_repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     repository = Repository(tmp_path_factory.mktemp("first_train"))
-    repository.git("init", "--quiet", "-b", "main")
+    repository.git("init", "--quiet", "--template=", "-b", "main")
     repository.commit("First train", dict(FILES))
     return repository.path
 
@@ -187,10 +191,27 @@ def capable_node(node: Node) -> Node:
     return node
 
 
+def fetch_commit_once(repository: str, revision: str) -> CommitSummary:
+    """Fetch `main`, or copy the mirror of a test that has fetched the same commit: git takes 15 processes."""
+    folder, sha = open_mirror(repository).folder, Path(repository, ".git/refs/heads/main").read_text().strip()
+    copy = HOME / "mirrors" / sha
+    if sha in FETCHED_COMMITS and not folder.exists():
+        shutil.copytree(copy, folder)
+        folder.with_suffix(".lock").touch()
+        return replace(FETCHED_COMMITS[sha], repository=repository)
+    summary = fetch_commit(repository, revision)
+    if sha not in FETCHED_COMMITS:
+        shutil.copytree(folder, copy)
+        FETCHED_COMMITS[sha] = summary
+    return summary
+
+
 @pytest.fixture
-def proposed_entry(main_repository: Repository, track: Track) -> Entry:
+def proposed_entry(main_repository: Repository, track: Track, monkeypatch: pytest.MonkeyPatch) -> Entry:
     """A proposed entry of main's own `smear`."""
-    return intake.submit_entry(str(main_repository.path), "main", "Smeared keys", "smear", track)
+    with monkeypatch.context() as patch:
+        patch.setattr(intake, "fetch_commit", fetch_commit_once)
+        return intake.submit_entry(str(main_repository.path), "main", "Smeared keys", "smear", track)
 
 
 @pytest.fixture
