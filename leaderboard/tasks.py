@@ -17,7 +17,7 @@ from leaderboard.models import Track
 from leaderboard.notifications import delivery, site_alerts
 from leaderboard.publishing import datasets, release_finetunes, releases, season_datasets, test_secrets
 from leaderboard.rankings import confirmations, standings_store
-from leaderboard.schedule import ladder
+from leaderboard.schedule import early_stops, ladder
 from leaderboard.schedule import nightly as nightly_runs
 from leaderboard.schedule.monthly import start_monthly_runs
 from leaderboard.submissions import families, policy, repositories, stations
@@ -111,6 +111,7 @@ expire_prompts = register("expire_prompts", generation.expire_generations)
 fill_seats = register("fill_seats", swarm.fill_all_seats)
 store_configurations = register("store_configurations", train.store_configurations)
 fill_ladders = register("fill_ladders", ladder.fill_ladders)
+stop_runs_behind = register("stop_runs_behind", early_stops.stop_runs_behind)
 update_confirmations = register("update_confirmations", confirmations.process_confirmations)
 process_message = register("process_message", outbox.process_message)
 process_due_messages = register("process_due_messages", outbox.process_due)

@@ -161,9 +161,9 @@ def count_hours(author: Q, now: datetime) -> float:
     return float(recent.aggregate(hours=Sum("policy_hours"))["hours"] or 0.0)
 
 
-def compute_hours(track: Track) -> float:
-    """Return the GPU-hours of an approved entry: its trial, and as many runs as the track has seeds."""
-    share = track.seeds + float(track.trial.get("part", 0.0))
+def compute_hours(track: Track, runs: float | None = None) -> float:
+    """Return the GPU-hours of an approved entry: its trial, and these runs, by default one for each of its seeds."""
+    share = (track.seeds if runs is None else runs) + float(track.trial.get("part", 0.0))
     gpus = max(matching.parse_labels(tuple(track.needs_labels)).gpus, 1)
     return track.expected_seconds * share * gpus / 3600
 

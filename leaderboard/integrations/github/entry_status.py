@@ -127,6 +127,10 @@ def get_ended_status(run: Run) -> EntryStatus:
     if run.state == Run.State.CANCELLED:
         message = f"Run {run.pk} was cancelled: {run.reason}"
         return EntryStatus("Cancelled", message, "`/rerun` starts another.", conclusion="cancelled")
+    if run.state == Run.State.STOPPED:
+        message = f"Run {run.pk} was stopped {run.describe_look()}"
+        todo = "It has no chance to end above the baseline by 2 %. A maintainer may let it go on, on the run's page."
+        return EntryStatus("Stopped early", message, todo, conclusion="neutral")
     message = f"Run {run.pk} failed: {run.reason}"
     if run.cause == "infrastructure":
         return EntryStatus("Failed on our side", message, "`/rerun` lets it go on.", conclusion="neutral")
