@@ -24,7 +24,6 @@ INTERVAL_TASKS: dict[str, tuple[str, int]] = {
     "Choose the nodes of nights": ("leaderboard.tasks.update_night_needs", 15),
     "Recompute stale standings": ("leaderboard.tasks.recompute_stale_standings", 15),
     "Approve entries by policy": ("leaderboard.tasks.apply_policies", 60),
-    "Stop runs that are behind": ("leaderboard.tasks.stop_runs_behind", 15),
     "Confirm record candidates": ("leaderboard.tasks.update_confirmations", 60),
     "Publish and score releases": ("leaderboard.tasks.publish_and_score_releases", 60),
     "Fine-tune releases": ("leaderboard.tasks.finetune_releases", 60),

@@ -91,6 +91,7 @@ def recompute_standings(track_id: int) -> None:
 
 @shared_task  # type: ignore[untyped-decorator]
 def apply_policies() -> None:
+    early_stops.stop_runs_behind()
     for track in Track.objects.filter(season__active=True, next_tracks__isnull=False).distinct():
         stations.move_entries_up(track)
     families.place_entries()
@@ -111,7 +112,6 @@ expire_prompts = register("expire_prompts", generation.expire_generations)
 fill_seats = register("fill_seats", swarm.fill_all_seats)
 store_configurations = register("store_configurations", train.store_configurations)
 fill_ladders = register("fill_ladders", ladder.fill_ladders)
-stop_runs_behind = register("stop_runs_behind", early_stops.stop_runs_behind)
 update_confirmations = register("update_confirmations", confirmations.process_confirmations)
 process_message = register("process_message", outbox.process_message)
 process_due_messages = register("process_due_messages", outbox.process_due)

@@ -16,7 +16,7 @@ from leaderboard import actions, runs, tasks
 from leaderboard.integrations.github import entry_status
 from leaderboard.models import CurvePoint, Entry, Run, Track
 from leaderboard.run_states import RunError
-from leaderboard.schedule import early_stops, ladder, track_templates
+from leaderboard.schedule import early_stops, ladder
 from leaderboard.submissions import policy
 from scheduler import leases
 from scheduler.models import Job, Lease, Node
@@ -78,7 +78,7 @@ def start_run(race_track: Track) -> Callable[..., tuple[Run, Lease]]:
 
 def look(run: Run, multiplier: float, until: float) -> Run:
     add_evaluations(run, multiplier, until)
-    tasks.stop_runs_behind()
+    early_stops.stop_runs_behind()
     run.refresh_from_db()
     return run
 
@@ -86,7 +86,10 @@ def look(run: Run, multiplier: float, until: float) -> Run:
 def test_run_far_behind_is_handed_back_and_stops_with_a_verdict(start_run: Callable[..., tuple[Run, Lease]]) -> None:
     run, lease = start_run()
     assert not look(run, 0.7, 0.1).is_behind
-    assert look(run, 0.7, 0.25).is_behind
+    add_evaluations(run, 0.7, 0.25)
+    tasks.apply_policies()
+    run.refresh_from_db()
+    assert run.is_behind
     job = Job.objects.get(run=run)
     assert (run.state, job.stop_requested) == ("training", "finish"), "its node saves a checkpoint first"
     assert run.look_behind == pytest.approx(0.3, abs=0.03)
@@ -138,11 +141,6 @@ def test_run_that_must_not_stop_is_not_compared(
     for until in futility.LOOKS:
         assert look(run, 0.2, until).look_fraction is None
     assert Job.objects.get(run=run).stop_requested == ""
-
-
-def test_switched_off_track_stops_nothing(race_track: Track, start_run: Callable[..., tuple[Run, Lease]]) -> None:
-    Track.objects.update(stops_early=False)
-    assert look(start_run()[0], 0.2, 0.5).look_fraction is None
 
 
 def test_baseline_without_dev_losses_at_a_look_stops_nothing(start_run: Callable[..., tuple[Run, Lease]]) -> None:
@@ -250,11 +248,6 @@ def test_track_that_cannot_compare_runs_refuses_the_switch(
         race_track.clean()
 
 
-def test_templates_of_qualifying_tracks_stop_runs_and_those_of_nights_do_not() -> None:
-    stopping = {name for name, values in track_templates.TEMPLATES.items() if values.get("stops_early")}
-    assert stopping == {"ci-16gb", "playground-h100"}
-
-
 def test_verdict_is_on_pages_in_the_api_and_in_the_comment(
     client: Client, start_run: Callable[..., tuple[Run, Lease]]
 ) -> None:
@@ -269,14 +262,3 @@ def test_verdict_is_on_pages_in_the_api_and_in_the_comment(
     status = entry_status.get_entry_status(run.entry, timezone.now())
     assert (status.title, status.conclusion) == ("Stopped early", "neutral")
     assert run.describe_look() in status.line
-
-
-def test_broken_track_does_not_keep_another_from_stopping(
-    start_run: Callable[..., tuple[Run, Lease]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run, _ = start_run()
-    known = {"season": run.season, "budget": "1e13flops", "expected_seconds": 100.0, "stops_early": True}
-    broken = Track.objects.create(slug="broken", name="Broken", position=-1, **known)
-    original = early_stops.find_due_runs
-    monkeypatch.setattr(early_stops, "find_due_runs", lambda track: 1 / 0 if track == broken else original(track))
-    assert look(run, 0.7, 0.5).is_behind
