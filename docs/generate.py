@@ -221,7 +221,7 @@ def set_up_django() -> None:
 
 STATE_POSITIONS = {
     "waiting": (80, 90), "queued": (280, 90), "training": (480, 90), "scoring": (680, 90), "finished": (880, 90),
-    "paused": (550, 200), "failed": (380, 310), "cancelled": (80, 310),
+    "paused": (550, 200), "failed": (380, 310), "cancelled": (80, 310), "stopped": (280, 200),
 }  # fmt: skip
 
 

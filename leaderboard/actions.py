@@ -144,6 +144,14 @@ RUN_ACTIONS = {
             lambda run, actor: runs.retry_run(run, actor=actor),
         ),
         RunAction(
+            "go-on",
+            "Let it go on",
+            "The run is queued again, and is not stopped again.",
+            lambda run: run.state == Run.State.STOPPED and run.entry.state == Entry.State.APPROVED,
+            lambda run, actor: runs.let_go_on(run, actor=actor),
+            for_maintainers=True,
+        ),
+        RunAction(
             "again",
             "Run again, new seed",
             "This run is queued.",

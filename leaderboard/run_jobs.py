@@ -160,7 +160,9 @@ def merge_configs(*layers: Mapping[str, Any]) -> dict[str, Any]:
 def get_configuration(run: Run) -> dict[str, Any]:
     """Return the run's configuration: the track's, the entry's, a trial's, and what only the site sets."""
     trial = run.track.trial.get("config", {}) if run.is_trial else {}
-    site = {"budget": run.budget, "seed": run.seed}
+    site: dict[str, Any] = {"budget": run.budget, "seed": run.seed}
+    if run.track.stops_early:  # at the same parts of the budget as the ladder
+        site["train"] = {"evaluations": run.track.config["train"]["evaluations"]}
     return merge_configs(get_entry_configuration(run.entry, run.track), trial, site)
 
 

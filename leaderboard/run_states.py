@@ -40,6 +40,8 @@ class RunEvent(TextChoices):
     DROP = "drop", "its last checkpoint is unusable"
     FAIL = "fail", "the model or the infrastructure failed"
     CANCEL = "cancel", "a person or the site ended it"
+    STOP = "stop", "its node handed it back, since it is behind"
+    GO_ON = "go on", "a maintainer lets a stopped run go on"
     TRACE_AGAIN = "trace again", "retried before it had a graph"
     TRAIN_AGAIN = "train again", "retried with its seed"
     SCORE_AGAIN = "score again", "retried after its training"
@@ -86,6 +88,8 @@ TRANSITIONS: Mapping[RunEvent, Transition] = {
     RunEvent.DROP: Transition((State.SCORING,), State.PAUSED, queue_job_again),
     RunEvent.FAIL: Transition(BEFORE_END, State.FAILED),
     RunEvent.CANCEL: Transition(BEFORE_END, State.CANCELLED),
+    RunEvent.STOP: Transition((State.TRAINING,), State.STOPPED, cancel_job),
+    RunEvent.GO_ON: Transition((State.STOPPED,), State.QUEUED, queue_job_again),
     RunEvent.TRACE_AGAIN: Transition((State.FAILED,), State.WAITING),
     RunEvent.TRAIN_AGAIN: Transition((State.FAILED,), State.QUEUED, queue_job_again),
     RunEvent.SCORE_AGAIN: Transition((State.FAILED,), State.SCORING, new_job="score_job"),
@@ -100,9 +104,9 @@ def apply_event(run: Run, event: RunEvent, *, actor: str, message: str, **fields
     does not allow the event.
     """
     step = TRANSITIONS[event]
-    if step.to in (State.FINISHED, State.FAILED, State.CANCELLED):
+    if step.to in (State.FINISHED, *Run.WITHOUT_RESULT):
         fields |= {"finished_at": timezone.now(), "counts": is_attempt(run, event, fields.get("cause", ""))}
-    elif State.FAILED in step.since:
+    elif {State.FAILED, State.STOPPED} & {*step.since}:
         fields |= {"cause": "", "finished_at": None, "counts": False}
     if step.new_job:
         fields[step.new_job].save()

@@ -26,6 +26,17 @@ def draw_seed() -> int:
     return secrets.randbelow(SEEDS)
 
 
+def draw_ladder_seed(entry: Entry, track: Track) -> int:
+    """Return the seed of a scored ladder run that the entry has not used, with which it shares the order of the data.
+
+    Without one, a new seed. Confirmation runs draw theirs anew, since authors can try the ladder's seeds at home.
+    """
+    ladder = Run.objects.scored(track).filter(entry=track.season.baseline_id, budget=track.budget)
+    used = Run.objects.filter(entry=entry, track=track, budget=track.budget).values("seed")
+    seeds = list(ladder.exclude(seed__in=used).values_list("seed", flat=True))
+    return secrets.choice(seeds) if seeds else draw_seed()
+
+
 def make_run(
     entry: Entry,
     track: Track,
@@ -35,12 +46,18 @@ def make_run(
     purpose: Run.Purpose = Run.Purpose.ENTRY,
     actor: str = SITE_ACTOR,
 ) -> Run:
-    """Return the waiting run of an entry on a track. Defaults: a random seed, and the track's budget."""
+    """Return the waiting run of an entry on a track. Defaults: a random seed, and the track's budget.
+
+    Where runs that are behind stop, an entry's seeds are those of the ladder.
+    """
+    if seed is None:
+        is_paired = track.stops_early and purpose == Run.Purpose.ENTRY and (budget or track.budget) == track.budget
+        seed = draw_ladder_seed(entry, track) if is_paired else draw_seed()
     with transaction.atomic():
         run, created = Run.objects.get_or_create(
             entry=entry,
             track=track,
-            seed=draw_seed() if seed is None else seed,
+            seed=seed,
             budget=budget or track.budget,
             defaults={
                 "season": track.season,
@@ -205,6 +222,12 @@ def retry_run(run: Run, *, actor: str) -> None:
             apply_event(run, RunEvent.TRAIN_AGAIN, actor=actor, message=message)
             if actor != SITE_ACTOR:  # a person's word: the site itself never sends a job to the same fault twice
                 failure_reports.lift_exclusions(run.job, actor)
+
+
+def let_go_on(run: Run, *, actor: str) -> None:
+    """Queue a stopped run again, from its last checkpoint; nothing stops it again. Raises RunError."""
+    message = f"{actor} lets it go on. It was stopped {run.describe_look()}"
+    apply_event(run, RunEvent.GO_ON, actor=actor, message=message, is_behind=False, goes_on=True)
 
 
 def build_score_job(run: Run) -> Job:

@@ -17,7 +17,7 @@ from leaderboard.models import Track
 from leaderboard.notifications import delivery, site_alerts
 from leaderboard.publishing import datasets, release_finetunes, releases, test_secrets
 from leaderboard.rankings import confirmations, standings_store
-from leaderboard.schedule import ladder
+from leaderboard.schedule import early_stops, ladder
 from leaderboard.schedule import nightly as nightly_runs
 from leaderboard.schedule.monthly import start_monthly_runs
 from leaderboard.submissions import families, policy, repositories, stations
@@ -90,6 +90,7 @@ def recompute_standings(track_id: int) -> None:
 
 @shared_task  # type: ignore[untyped-decorator]
 def apply_policies() -> None:
+    early_stops.stop_runs_behind()
     for track in Track.objects.filter(season__active=True, next_tracks__isnull=False).distinct():
         stations.move_entries_up(track)
     families.place_entries()

@@ -71,8 +71,8 @@ class JobEvent(models.TextChoices):
     HOLD = "hold", "a person holds it"
     QUEUE = "queue", "a person ends that"
     CANCEL = "cancel", "a person or the site cancels it"
-    RECALL = "recall", "its run waits for something else"
-    RETRY = "retry", "its run is retried"
+    RECALL = "recall", "its run waits for something else, or stops"
+    RETRY = "retry", "its run is retried, or goes on"
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ JOB_TRANSITIONS: Mapping[JobEvent, JobTransition] = {
     JobEvent.QUEUE: JobTransition((State.HELD,), State.QUEUED, "Queued again."),
     JobEvent.CANCEL: JobTransition(WAITING_STATES, State.CANCELLED, CANCELLED, CANCELLATION),
     JobEvent.RECALL: JobTransition(WAITING_STATES, State.CANCELLED),
-    JobEvent.RETRY: JobTransition((State.FAILED, State.DONE), State.QUEUED, "Queued again."),
+    JobEvent.RETRY: JobTransition(FINAL_STATES, State.QUEUED, "Queued again."),
 }
 
 

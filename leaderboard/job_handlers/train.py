@@ -111,6 +111,10 @@ class TrainHandler(JobKind):
 
     def handle_requeue(self, job: Job, reason: str) -> None:
         run = Run.objects.get(job=job)
+        if run.is_behind:
+            verdict = run.describe_look()
+            apply_event(run, RunEvent.STOP, actor=SITE_ACTOR, message=f"Stopped {verdict}", reason=f"Stopped {verdict}")
+            return
         last = job.checkpoints.resumable().last()
         mark_run_paused(run, job, reason, f"It resumes from step {last.step}" if last else "It starts over")
 

@@ -78,6 +78,7 @@ class Entry(models.Model):
         RULING = "ruling", "By a ruling it does not rank."
         DUPLICATE = "duplicate", "Another entry has the same graph and recipe."
         FAMILY = "family", "A near entry goes first; this one is decided by itself once that has a verdict."
+        BEHIND = "behind", "A near entry is behind the baseline, so only a maintainer lets this one go on."
         ANONYMOUS = "anonymous", "Its author is not known to GitHub or this site, so a maintainer decides."
         UNKNOWN = "unknown", "Its author has no scored entry yet, so a maintainer decides."
         AUTHOR_HOURS = "author_hours", "Its author's GPU-hours of a day are used; it is decided again by itself."

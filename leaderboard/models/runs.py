@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from typing import cast
 
 from django.db import models
@@ -40,6 +41,9 @@ class LiveDict(TypedDict):
     seconds_left: float | None
     bits_per_byte: float | None
     bits_per_byte_stderr: float | None
+    look_fraction: float | None  # of the budget, where it was last compared with the baseline
+    look_behind: float | None  # share of the compute that it lost there; below 0: it is ahead
+    look_error: float | None  # standard error of that as a forecast of its end
     revision: int
 
 
@@ -117,7 +121,7 @@ class RunQuerySet(models.QuerySet["Run"]):
 
     def failed(self) -> RunQuerySet:
         """Return runs that ended without a result, latest first."""
-        return self.with_entry().filter(state__in=[Run.State.FAILED, Run.State.CANCELLED]).order_by("-finished_at")
+        return self.with_entry().filter(state__in=Run.WITHOUT_RESULT).order_by("-finished_at")
 
     def without_rank(self) -> RunQuerySet:
         """Return runs that ended and that the board does not compare."""
@@ -130,8 +134,7 @@ class RunQuerySet(models.QuerySet["Run"]):
             | Q(checks__look_ahead__is_beyond_rounding=True)
             | Q(passes_differ=True)
         )
-        has_failed = Q(state__in=[Run.State.FAILED, Run.State.CANCELLED])
-        return self.filter(has_failed | Q(is_excluded, state=Run.State.FINISHED))
+        return self.filter(Q(state__in=Run.WITHOUT_RESULT) | Q(is_excluded, state=Run.State.FINISHED))
 
     def version(self) -> str:
         """Return a word that differs after any change of these runs, for ETags."""
@@ -151,7 +154,9 @@ class Run(models.Model):
         FINISHED = "finished"
         FAILED = "failed"
         CANCELLED = "cancelled"
+        STOPPED = "stopped"  # behind the baseline, without a chance to end above it by enough
 
+    WITHOUT_RESULT = (State.FAILED, State.CANCELLED, State.STOPPED)
     LIVE = (State.TRAINING, State.PAUSED, State.SCORING)
     NOT_STARTED = (State.WAITING, State.QUEUED)
     UNFINISHED = (*NOT_STARTED, *LIVE)
@@ -250,6 +255,17 @@ class Run(models.Model):
     seconds = models.FloatField(default=0, help_text="Training seconds charged so far.")
     loss = models.FloatField(null=True, blank=True)
 
+    # The last comparison with a ladder run of the same seed, at a part of the budget (`schedule.early_stops`).
+    look_fraction = models.FloatField(null=True, blank=True)
+    look_behind = models.FloatField(null=True, blank=True, help_text="Share of its compute that it lost there.")
+    look_error = models.FloatField(null=True, blank=True, help_text="Standard error of that as a forecast of its end.")
+    is_behind = models.BooleanField(
+        default=False, db_default=False, help_text="Whether that leaves it no chance, so that it stops."
+    )
+    goes_on = models.BooleanField(
+        default=False, db_default=False, help_text="Whether a maintainer let it go on: it is not compared again."
+    )
+
     # The verdict of the trusted scorer.
     bits_per_byte = models.FloatField(null=True, blank=True)
     bits_per_byte_stderr = models.FloatField(null=True, blank=True)
@@ -301,6 +317,15 @@ class Run(models.Model):
         constraints = [
             models.UniqueConstraint(fields=["entry", "track", "seed", "budget"], name="one_run_per_entry_and_seed"),
             models.UniqueConstraint(fields=["track", "release"], name="one_run_per_release"),
+            models.CheckConstraint(
+                name="only_entries_behind_stop",
+                condition=models.Q(is_behind=False)
+                | models.Q(purpose="entry", goes_on=False, look_behind__gt=0, look_error__isnull=False)
+                & models.Q(look_fraction__isnull=False),
+            ),
+            models.CheckConstraint(
+                name="stopped_runs_are_behind", condition=~models.Q(state="stopped") | models.Q(is_behind=True)
+            ),
         ]
         indexes = [
             models.Index(fields=["track", "state", "bits_per_byte"]),
@@ -311,7 +336,7 @@ class Run(models.Model):
             ),
             models.Index(  # the board's last failures
                 fields=["track", "-finished_at"],
-                condition=models.Q(state__in=["failed", "cancelled"]),
+                condition=models.Q(state__in=["failed", "cancelled", "stopped"]),
                 name="failed_runs",
             ),
         ]
@@ -359,6 +384,14 @@ class Run(models.Model):
         if self.fraction <= 0 or self.seconds <= 0:
             return self.expected_seconds
         return self.seconds / self.fraction * (1 - self.fraction)
+
+    def describe_look(self) -> str:
+        """Return its last comparison with the baseline, such as "at 1/4: 6.1 ± 0.9 % behind."; empty if none."""
+        if self.look_fraction is None or self.look_behind is None or self.look_error is None:
+            return ""
+        return (
+            f"at {Fraction(self.look_fraction)}: {100 * self.look_behind:.1f} ± {100 * self.look_error:.1f} % behind."
+        )
 
     def get_run_file(self) -> JobFile | None:
         """Return its `run.json`; None before it is sent."""

@@ -53,6 +53,8 @@ PROCESSES = 128
 UPLOAD_LIMITS = ("file_bytes", "lease_bytes")
 """Names in a track's `limits` that the site applies itself."""
 MOST_MONTHLY = 10
+LOOKS_APART = 8
+"""Parts of the budget after which runs are compared with the ladder: at 1/8, 1/4 and 1/2."""
 
 
 class TrackDict(TypedDict):
@@ -74,6 +76,7 @@ class TrackDict(TypedDict):
     is_default: bool
     qualifier: str | None  # slug of the track on which an entry starts
     approval: str
+    stops_early: bool
     page: str
 
 
@@ -269,6 +272,13 @@ class Track(models.Model):
         db_default=Approval.MAINTAINER,
         help_text="Whose traced entries are approved without a maintainer, within the hours of the approval limits.",
     )
+    stops_early = models.BooleanField(
+        "stops runs that are behind",
+        default=False,
+        db_default=False,
+        help_text="At 1/8, 1/4 and 1/2 of the budget, entries stop that have no chance to end above the baseline. Not "
+        "main, ladder or confirmation runs. Needs a budget in FLOPs, a ladder and evaluations at these parts.",
+    )
     needs_memory_bytes = models.BigIntegerField(
         default=0, help_text="Memory that a node must have. The memory limit of the job is in `limits`."
     )
@@ -323,6 +333,7 @@ class Track(models.Model):
             self.check_traced()
             self.check_followed()
             self.check_chain()
+            self.check_early_stops()
             Budget.parse(self.trial_budget or self.budget)
             self.rungs()
             self.check_milestones()
@@ -385,6 +396,16 @@ class Track(models.Model):
             if before.pk == self.pk:
                 raise ValueError("qualifying track: the chain of tracks leads back to this one")
             before = before.qualifier
+
+    def check_early_stops(self) -> None:
+        """Raise ValueError unless runs can be compared with those of the ladder at parts of the budget."""
+        if not self.stops_early:
+            return
+        if not (self.ladder and self.is_traced and Budget.parse(self.budget).kind == "flops"):
+            raise ValueError("stops runs that are behind: its track is traced and has a ladder and a budget in FLOPs")
+        evaluations = self.config.get("train", {}).get("evaluations") or 0
+        if evaluations % LOOKS_APART or not evaluations:
+            raise ValueError(f"stops runs that are behind: train.evaluations is a multiple of {LOOKS_APART}")
 
     def list_earlier(self) -> list[Track]:
         """Return the tracks of its season on which an entry qualifies for it, the first one first."""

@@ -149,11 +149,11 @@ def queue_baseline_run(track: Track, release: Blob, budget: str = "") -> Run | N
 def find_entries_lacking_seeds(track: Track) -> QuerySet[Entry]:
     """Return the entries with a finished run and fewer runs than `track.seeds`, those with fewest first.
 
-    Entries with a failed or cancelled run are excluded.
+    Entries with a run that failed, stopped or was cancelled are excluded.
     """
     assert track.season.baseline_id is not None, "a filled ladder has a baseline"
     here = Q(runs__track=track, runs__season=track.season_id, runs__budget=track.budget)
-    ended = Q(runs__state=Run.State.CANCELLED) | Q(runs__state=Run.State.FAILED)
+    ended = Q(runs__state__in=Run.WITHOUT_RESULT)
     entries = (
         Entry.objects.approved()
         .exclude(pk=track.season.baseline_id)

@@ -93,6 +93,7 @@ TEMPLATES: dict[str, dict[str, Any]] = {
     "playground-h100": {
         "name": "Two hours on one H100",
         "approval": Track.Approval.KNOWN,
+        "stops_early": True,
         "description": "For pull requests: large enough to see whether an idea holds at scale.",
         "kind": Track.Kind.PLAYGROUND,
         "budget": "3e18flops",
@@ -101,7 +102,7 @@ TEMPLATES: dict[str, dict[str, Any]] = {
         "config": {
             "devices": 1,
             "model": {"depth": 16},
-            "train": {**LONG_ROWS, "table_precision": "bf16", "batch": 128, "micro_batch": 16},
+            "train": {**LONG_ROWS, "table_precision": "bf16", "batch": 128, "micro_batch": 16, "evaluations": 8},
             "checkpoint_every": "10m",
         },
         "ladder": LADDER,
@@ -145,6 +146,7 @@ TEMPLATES: dict[str, dict[str, Any]] = {
     "ci-16gb": {
         "name": "A quarter of an hour on a small card",
         "approval": Track.Approval.ANYONE,
+        "stops_early": True,
         "description": "For GPUs of 16 to 20 GB: enough to see whether an idea learns, little enough for every commit.",
         "budget": "1e16flops",
         "expected_seconds": estimate_seconds(1e16, "RTX 4060 Ti"),
@@ -152,7 +154,7 @@ TEMPLATES: dict[str, dict[str, Any]] = {
         "config": {
             "devices": 1,
             "model": {"depth": 6},
-            "train": {**ANY_PRECISION, "micro_batch": 16},
+            "train": {**ANY_PRECISION, "micro_batch": 16, "evaluations": 8},
             "checkpoint_every": "2m",
         },
         "ladder": LADDER,

@@ -129,6 +129,15 @@ def find_first_runner(entry: Entry) -> Entry | None:
     return approved.filter(runs__state__in=Run.UNFINISHED).exclude(scored).order_by("pk").first()
 
 
+def find_member_behind(entry: Entry) -> Entry | None:
+    """Return the first other entry of its family that stopped or is below 1 with confidence; None if one is not."""
+    others = Entry.objects.filter(family=entry.family_id).exclude(pk=entry.pk)
+    if others.filter(standings__table__axis="flops", standings__multiplier_high__gte=1).exists():
+        return None
+    is_below = Q(standings__table__axis="flops", standings__multiplier_high__lt=1)
+    return others.filter(is_below | Q(runs__state=Run.State.STOPPED)).order_by("pk").first()
+
+
 @dataclass(frozen=True)
 class Member:
     entry: Entry

@@ -23,7 +23,7 @@ from scheduler.models import SITE_ACTOR, Event
 
 logger = logging.getLogger(__name__)
 Obstacle = Entry.Obstacle
-FINAL = (Obstacle.PYTHON, Obstacle.REOPENED, Obstacle.SMOKE)
+FINAL = (Obstacle.PYTHON, Obstacle.REOPENED, Obstacle.SMOKE, Obstacle.BEHIND)
 """Obstacles that last until a person decides or another smoke test ends."""
 DAY = timedelta(hours=24)
 
@@ -64,10 +64,12 @@ def decide_entry(entry: Entry) -> bool:
     limits = ApprovalLimits.objects.select_for_update().get(pk=ApprovalLimits.load().pk)
     twin = find_duplicate(entry, graph) if graph is not None else None
     first = families.find_first_runner(entry) if entry.family_id else None
+    behind = families.find_member_behind(entry) if entry.family_id else None
     now, hours = timezone.now(), compute_hours(entry.track)
-    obstacle = find_obstacle(entry, graph, twin, first) or find_limit(entry, limits, hours, now)
+    obstacle = find_obstacle(entry, graph, twin, first, behind) or find_limit(entry, limits, hours, now)
     if obstacle:
-        store_obstacle(entry, obstacle, twin, first if obstacle == Obstacle.FAMILY else None)
+        awaited = {Obstacle.FAMILY: first, Obstacle.BEHIND: behind}.get(obstacle)
+        store_obstacle(entry, obstacle, twin, awaited)
         return False
     decided = {"obstacle": "", "duplicate_of": None, "waits_for": None}
     Entry.objects.filter(pk=entry.pk).update(policy_approved_at=now, policy_hours=hours, **decided)
@@ -77,16 +79,18 @@ def decide_entry(entry: Entry) -> bool:
     return True
 
 
-def store_obstacle(entry: Entry, obstacle: Obstacle, twin: Entry | None, first: Entry | None) -> None:
-    found = {"obstacle": obstacle, "duplicate_of": twin, "waits_for": first}
+def store_obstacle(entry: Entry, obstacle: Obstacle, twin: Entry | None, awaited: Entry | None) -> None:
+    found = {"obstacle": obstacle, "duplicate_of": twin, "waits_for": awaited}
     if Entry.objects.filter(pk=entry.pk).exclude(**found).update(**found):
         Event.record(SITE_ACTOR, entry, f"Not approved automatically: {obstacle.label}", f"policy.{obstacle}")
 
 
-def find_obstacle(entry: Entry, graph: TracedGraph | None, twin: Entry | None, first: Entry | None) -> Obstacle | None:
+def find_obstacle(
+    entry: Entry, graph: TracedGraph | None, twin: Entry | None, first: Entry | None, behind: Entry | None
+) -> Obstacle | None:
     """Return what prevents the approval, apart from the limits of a day.
 
-    `twin`: an entry with the same graph. `first`: one of its family that runs.
+    `twin`: an entry with the same graph. `first`: one of its family that runs. `behind`: one that was worse.
     """
     author = match_author(entry)
     if entry.is_held:
@@ -107,7 +111,9 @@ def find_obstacle(entry: Entry, graph: TracedGraph | None, twin: Entry | None, f
         return Obstacle.ANONYMOUS
     if entry.track.approval == Track.Approval.KNOWN and not has_scored_entry(author):
         return Obstacle.UNKNOWN
-    return Obstacle.FAMILY if first is not None else None
+    if first is not None:
+        return Obstacle.FAMILY
+    return Obstacle.BEHIND if behind is not None else None
 
 
 def find_limit(entry: Entry, limits: ApprovalLimits, hours: float, now: datetime) -> Obstacle | None:
@@ -161,9 +167,9 @@ def count_hours(author: Q, now: datetime) -> float:
     return float(recent.aggregate(hours=Sum("policy_hours"))["hours"] or 0.0)
 
 
-def compute_hours(track: Track) -> float:
-    """Return the GPU-hours of an approved entry: its trial, and as many runs as the track has seeds."""
-    share = track.seeds + float(track.trial.get("part", 0.0))
+def compute_hours(track: Track, runs: float | None = None) -> float:
+    """Return the GPU-hours of an approved entry: its trial, and these runs, by default one for each of its seeds."""
+    share = (track.seeds if runs is None else runs) + float(track.trial.get("part", 0.0))
     gpus = max(matching.parse_labels(tuple(track.needs_labels)).gpus, 1)
     return track.expected_seconds * share * gpus / 3600
 

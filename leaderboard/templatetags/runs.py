@@ -30,6 +30,7 @@ STATUS = {
     Run.State.FINISHED: "arrived",
     Run.State.FAILED: "failed",
     Run.State.CANCELLED: "cancelled",
+    Run.State.STOPPED: "stopped",
 }
 
 DUE = {"stays": "delayed", "waits": "no platform", "baseline": "main is broken", "leaves": "on time"}
@@ -73,7 +74,7 @@ def status_label(run: Run) -> SafeString:
 
 @register.filter
 def stops(run: Run) -> list[Stop]:
-    ended = run.state in (Run.State.FAILED, Run.State.CANCELLED)
+    ended = run.state in Run.WITHOUT_RESULT
     trained = run.trained_at is not None or run.state in (Run.State.SCORING, Run.State.FINISHED)
     finished = run.state == Run.State.FINISHED
     departed = run.started_at is not None

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from leaderboard import actions
 from leaderboard.models import ApprovalLimits, Entry, Run, TracedGraph, Track
 from leaderboard.run_states import RunError
+from leaderboard.schedule import early_stops
 from leaderboard.submissions import intake, policy, stations
 from leaderboard.submissions.intake import IntakeError
 from scheduler import lease_sweeper, leases, transitions, uploads
@@ -29,6 +30,7 @@ from tests.leaderboard.conftest import SCORE_RESULT
 from tests.leaderboard.job_handlers.test_train import upload_file
 from tests.leaderboard.submissions.test_policy import add_standing, propose_entry
 from trainer import protocol
+from trainer.scoring.multiplier import futility
 
 pytestmark = pytest.mark.sql
 
@@ -42,9 +44,11 @@ JOB_STATES: dict[str, tuple[str, ...]] = {
     Run.State.FINISHED: (Job.State.DONE,),
     Run.State.FAILED: transitions.FINAL_STATES,
     Run.State.CANCELLED: transitions.FINAL_STATES,
+    Run.State.STOPPED: (Job.State.CANCELLED,),
 }
-ACTIONS = ("hold", "resume", "retry", "again", "cancel")
-REPORTS = ("metrics", "checkpoint", "done", "done without files", "released", "infrastructure", "model", "expire")
+ACTIONS = ("hold", "resume", "retry", "again", "go-on", "cancel")
+REPORTS = ("metrics", "behind", "checkpoint", "done", "done without files", "released")
+REPORTS += ("infrastructure", "model", "expire")
 node_number = st.integers(0, 1)
 history_of_steps = st.lists(
     st.one_of(
@@ -132,6 +136,9 @@ class RunWorld:
             elif step == "metrics" and is_active and lease.job.kind == "train":
                 run = Run.objects.get(job=lease.job)
                 Run.objects.filter(pk=run.pk).update(fraction=min(run.fraction + 0.3, 1.0), step=run.step + 6)
+            elif step == "behind" and is_active and lease.job.kind == "train":
+                run = Run.objects.select_related("track").get(job=lease.job)
+                early_stops.store_look(run, 0.25, futility.Look(behind=0.3, error=0.02, chance=0.0))
             elif step == "checkpoint" and is_active and lease.job.kind == "train":
                 self.record_checkpoint(lease, lease.job.checkpoints.count() + 1)
             elif step == "done" and is_active:
@@ -169,6 +176,7 @@ class RunWorld:
             if run.state == Run.State.SCORING:
                 assert run.score_job.state in (*QUEUED_STATES, Job.State.LEASED)
             assert (run.finished_at is not None) == run.is_over
+            assert run.state != Run.State.STOPPED or not run.goes_on, "nothing stops it again"
         counted = Run.objects.filter(entry=self.entry_id, counts=True).count()
         assert counted <= self.approvals, "another whole budget was used without a maintainer"
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from leaderboard.models.field_checks import MOST_SEEDS
 
-NAMES = ("/train", "/cancel", "/rerun", "/priority", "/approve", "/help")
+NAMES = ("/train", "/cancel", "/rerun", "/priority", "/approve", "/hold", "/lift", "/help")
 MAX_COMMANDS = 5  # of one comment
 MAX_LINE_LENGTH = 200
 MAX_HOURS = 24 * 31
@@ -46,6 +46,8 @@ USAGES = (
     Usage("/priority N", "sets the impact: within its queue, higher goes first", "maintainers"),
     Usage("/approve", "approves exactly the commit that was there when the comment was written", "maintainers"),
     Usage("/approve SHA", "approves that commit, if it is still the newest", "maintainers"),
+    Usage("/hold", "keeps policies from approving the entry or moving it up", "maintainers"),
+    Usage("/lift", "enters and approves it on the next track of the chain", "maintainers"),
     Usage("/help", "answers with this list", "everyone"),
 )
 

@@ -71,7 +71,8 @@ def get_approval_status(entry: Entry, now: datetime) -> EntryStatus:
         todo += " Before that, `/train smoke` by a maintainer starts the smoke test."
     if entry.track.approval != Track.Approval.MAINTAINER and not entry.needs_person:
         obstacle = entry.get_obstacle_display() or "Its track's policy decides within a minute."
-        twin = entry.duplicate_of if entry.obstacle == Entry.Obstacle.DUPLICATE else None
+        judged = {Entry.Obstacle.DUPLICATE: entry.duplicate_of, Entry.Obstacle.BEHIND: entry.waits_for}
+        twin = judged.get(Entry.Obstacle(entry.obstacle)) if entry.obstacle else None
         verdict = f" Its verdict: {get_entry_status(twin, now).line}" if twin else ""
         message = f"Commit `{entry.sha[:8]}` is not approved yet. {obstacle}{smoke}{verdict}"
         todo = "" if entry.obstacle else "nothing, the decision comes by itself."
@@ -127,6 +128,10 @@ def get_ended_status(run: Run) -> EntryStatus:
     if run.state == Run.State.CANCELLED:
         message = f"Run {run.pk} was cancelled: {run.reason}"
         return EntryStatus("Cancelled", message, "`/rerun` starts another.", conclusion="cancelled")
+    if run.state == Run.State.STOPPED:
+        message = f"Run {run.pk} was stopped {run.describe_look()}"
+        todo = "It has no chance to end above the baseline by 2 %. A maintainer may let it go on, on the run's page."
+        return EntryStatus("Stopped early", message, todo, conclusion="neutral")
     message = f"Run {run.pk} failed: {run.reason}"
     if run.cause == "infrastructure":
         return EntryStatus("Failed on our side", message, "`/rerun` lets it go on.", conclusion="neutral")

@@ -25,7 +25,7 @@ from leaderboard.integrations.github.deliveries import as_number, as_text, get_n
 from leaderboard.models import Entry, OutboxMessage, PullRequest, Run, Track
 from leaderboard.outbox import PermanentError, RetryLater
 from leaderboard.run_states import RunError
-from leaderboard.submissions import intake, smoke_tests
+from leaderboard.submissions import intake, policy, smoke_tests, stations
 from leaderboard.submissions.intake import IntakeError
 from scheduler import storage
 from trainer.accounting.budget import Budget
@@ -397,6 +397,22 @@ def approve_entries(pull: PullRequest, commenter: Commenter, command: Command) -
     return f"Commit {head} is approved."
 
 
+def hold_entries(pull: PullRequest, commenter: Commenter, command: Command) -> str:
+    entries = list_allowed_entries(pull, commenter, "approve")
+    held = [policy.set_held(entry, is_held=True, actor=commenter.name) for entry in entries]
+    if not any(held):
+        raise RefusedError("It is held already.")
+    return "It is held. The admin releases it."
+
+
+def lift_entries(pull: PullRequest, commenter: Commenter, command: Command) -> str:
+    entries = list_allowed_entries(pull, commenter, "approve")
+    if commenter.user is None:
+        raise NotAuthorizedError("Permission denied: connect your GitHub account with one on the site first.")
+    lifted = [station for entry in entries for station in stations.lift_entry(entry, commenter.user)]
+    return f"It is on {', '.join(station.track.name for station in lifted)}."
+
+
 HANDLERS: dict[str, Callable[[PullRequest, Commenter, Command], str]] = {
     "smoke": start_smoke_test,
     "track": add_track,
@@ -406,4 +422,6 @@ HANDLERS: dict[str, Callable[[PullRequest, Commenter, Command], str]] = {
     "rerun": rerun_entries,
     "priority": set_impact,
     "approve": approve_entries,
+    "hold": hold_entries,
+    "lift": lift_entries,
 }

@@ -139,6 +139,19 @@ def test_family_waits_until_its_first_entry_has_ended(
     assert decide(near)[0] == state
 
 
+def test_family_whose_first_entry_was_stopped_waits_for_a_maintainer(compared_track: Track) -> None:
+    first, near = (propose_idea(compared_track, number, "aaaaaaaa") for number in (1, 2))
+    decide(first)
+    verdict = {"look_fraction": 0.25, "look_behind": 0.061, "look_error": 0.009, "is_behind": True}
+    end_runs(first, state=Run.State.STOPPED, bits_per_byte=None, **verdict)
+    assert decide(near) == ("proposed", "behind")
+    assert near.waits_for == first
+    line = entry_status.get_entry_status(near, timezone.now()).line
+    assert "stopped at 1/4: 6.1 ± 0.9 % behind." in line
+    intake.approve_entry(near, near.sha, None)
+    assert Entry.objects.get(pk=near.pk).state == "approved"
+
+
 def test_first_entry_that_needs_a_person_lets_the_next_of_its_family_go(compared_track: Track) -> None:
     held, near = (propose_idea(compared_track, number, "aaaaaaaa") for number in (1, 2))
     Entry.objects.filter(pk=held.pk).update(is_held=True)

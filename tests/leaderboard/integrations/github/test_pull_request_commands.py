@@ -179,6 +179,22 @@ def test_approve_by_coordinator_works_on_community_tracks_only(pull: PullRequest
     assert (list_run_states(), Entry.objects.get().approved_by) == (["waiting"], cora)
 
 
+def test_hold_and_lift_by_maintainer_hold_and_move_the_entry_up(
+    pull: PullRequestAuthor, track: Track, maintainer: User
+) -> None:
+    pull.post_comment("mara", "/hold")
+    assert Entry.objects.get().is_held
+    pull.post_comment("mara", "/lift")
+    assert "connect your GitHub account" in pull.answers[-1]
+    SocialAccount.objects.create(user=maintainer, provider="github", uid=str(compute_user_id("mara")))
+    pull.post_comment("mara", "/lift")
+    assert "Small qualifies for no other track." in pull.answers[-1]
+    known = {"season": track.season, "budget": track.budget, "expected_seconds": 10.0}
+    Track.objects.create(slug="large", name="Large", qualifier=track, **known)
+    pull.post_comment("mara", "/lift")
+    assert Entry.objects.get(track__slug="large").state == "approved"
+
+
 def test_approve_of_rejected_entry_is_refused(pull: PullRequestAuthor, maintainer: User) -> None:
     intake.reject_entry(Entry.objects.get(), "It needs a paper's worth of explanation.", maintainer)
     pull.process_pending_work()

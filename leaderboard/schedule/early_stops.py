@@ -1,0 +1,99 @@
+"""Stops entries' runs that are behind: at 1/8, 1/4 and 1/2 of the budget, where they cannot end above the baseline.
+
+A run is compared with the ladder run of its seed, by the dev losses that their nodes reported at the same part of the
+budget; `trainer.scoring.multiplier.futility` decides. What it found is stored on the run. A run that is behind goes on
+until its node hands it back; `job_handlers.train` then stops it. Never for success.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from django.db import transaction
+from django.db.models import F, Q, QuerySet
+
+from leaderboard.models import CurvePoint, Entry, Run, Track
+from leaderboard.rankings.standings import compute_standings
+from leaderboard.schedule.failures import isolate_track
+from leaderboard.submissions import policy
+from leaderboard.submissions.families import list_changed_settings, name_groups
+from scheduler import transitions
+from scheduler.models import SITE_ACTOR, Job
+from trainer.scoring.multiplier import Ladder, futility
+
+
+def stop_runs_behind() -> int:
+    """Compare the runs that have reached a look; return how many are to stop. No track stops another."""
+    count = 0
+    for track in Track.objects.filter(stops_early=True, season__active=True).select_related("season"):
+        with isolate_track(track, "Early stops"):
+            count += stop_runs_on(track)
+    return count
+
+
+def stop_runs_on(track: Track) -> int:
+    due = list(find_due_runs(track).select_related("track", "graph__baseline_graph"))
+    standings = compute_standings(track, entries=()) if due else None
+    if standings is None or standings.comparison is None:
+        return 0
+    twins = {run.seed: run.run for run in standings.ladder_runs if run.budget == track.budget}
+    ladder = standings.comparison.ladder
+    return sum(judge_run(run, twins[run.seed], ladder) for run in due if run.seed in twins)
+
+
+def find_due_runs(track: Track) -> QuerySet[Run]:
+    """Return the runs in training that have passed a look since they were last compared."""
+    is_due = Q()
+    for look in futility.LOOKS:
+        is_due |= Q(fraction__gte=look) & (Q(look_fraction=None) | Q(look_fraction__lt=look))
+    own = Run.objects.filter(is_due, track=track, season=track.season_id, budget=track.budget, is_behind=False)
+    own = own.filter(purpose=Run.Purpose.ENTRY, state=Run.State.TRAINING, goes_on=False, graph__isnull=False)
+    return own.filter(entry__kind=Entry.Kind.ARCHITECTURE).exclude(entry=track.season.baseline_id).order_by("pk")
+
+
+def judge_run(run: Run, twin: int, ladder: Ladder) -> bool:
+    """Store the run's comparison with a ladder run at the last look that both have; return whether it is to stop."""
+    losses, baseline = load_losses(run.pk, ladder.full), load_losses(twin, ladder.full)
+    fraction = max((look for look in losses if look in baseline), default=0.0)
+    if fraction <= (run.look_fraction or 0.0):
+        return False
+    look = futility.compare_at_look(
+        ladder, fraction, losses[fraction], baseline[fraction], same_recipe=has_same_recipe(run)
+    )
+    return look is not None and store_look(run, fraction, look)
+
+
+def load_losses(run: int, full: float) -> dict[float, futility.DevLoss]:
+    """Return a run's dev losses at the looks. A look without an evaluation is missing."""
+    rows = CurvePoint.objects.filter(run=run, series=CurvePoint.Series.DEV, bits_per_byte__isnull=False)
+    points = [futility.DevLoss(*row) for row in rows.order_by("step").values_list("flops", "bits_per_byte")]
+    return futility.select_looks(points, full)
+
+
+def has_same_recipe(run: Run) -> bool:
+    """Whether rates, schedule and batch are the baseline's, so that the two curves have the same shape."""
+    own, other = run.graph, run.graph.baseline_graph if run.graph else None
+    if own is None or other is None or not (own.summary.get("recipe") and other.summary.get("recipe")):
+        return False  # graphs of older nodes have no recipe
+    recipes: list[Mapping[str, object]] = [name_groups(graph.summary["recipe"]) for graph in (own, other)]
+    return not list_changed_settings(*recipes) and own.config.get("train") == other.config.get("train")
+
+
+@transaction.atomic
+def store_look(run: Run, fraction: float, look: futility.Look) -> bool:
+    """Store what was found, and ask the node to hand back a run that is behind; return whether this call did.
+
+    The author and the site get back the hours of the day that the entry will not use.
+    """
+    job = Job.objects.select_for_update(no_key=True).get(pk=run.job_id)  # its run changes with it only
+    rows = Run.objects.filter(pk=run.pk, state=Run.State.TRAINING, goes_on=False, is_behind=False)
+    if not rows.exists():
+        return False
+    if look.is_futile:
+        others = Run.objects.filter(entry=run.entry_id, budget=run.budget, started_at__isnull=False).exclude(pk=run.pk)
+        hours = policy.compute_hours(run.track, others.count() + fraction)
+        Entry.objects.filter(pk=run.entry_id, policy_hours__gt=hours).update(policy_hours=hours)
+    found = {"look_fraction": fraction, "look_behind": look.behind, "look_error": look.error}
+    rows.update(**found, is_behind=look.is_futile, revision=F("revision") + 1)
+    run.refresh_from_db(fields=[*found])
+    return look.is_futile and transitions.request_hand_back(job, SITE_ACTOR, f"Stopped {run.describe_look()}")
