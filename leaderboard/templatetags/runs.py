@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
@@ -44,19 +43,6 @@ NEXT = {
 }
 
 
-@dataclass(frozen=True)
-class Stop:
-    """A stop of a run's way, with the leg to the next one."""
-
-    name: str
-    state: str
-    """passed, here, ahead or failed."""
-    at: datetime | None
-    leg: float | None = None
-    """Completed share of the leg; None at the last stop."""
-    leg_name: str = ""
-
-
 @register.filter
 def status(run: Run) -> str:
     if run.state == Run.State.TRAINING and not run.step:
@@ -72,17 +58,20 @@ def status_label(run: Run) -> SafeString:
 
 
 @register.filter
-def stops(run: Run) -> list[Stop]:
+def stops(run: Run) -> list[dict[str, Any]]:
+    """Return a run's stops, each passed, here, ahead or failed, with the completed share of its leg to the next."""
     ended = run.state in (Run.State.FAILED, Run.State.CANCELLED)
     trained = run.trained_at is not None or run.state in (Run.State.SCORING, Run.State.FINISHED)
     finished = run.state == Run.State.FINISHED
     departed = run.started_at is not None
     scoring = "passed" if finished else "failed" if ended and trained else "here" if trained else "ahead"
     start = "passed" if trained else "failed" if ended else "here" if departed else "ahead"
+    board, arrived = ("passed", run.finished_at) if finished else ("ahead", None)
+    training, scored = 1.0 if trained else run.fraction, 1.0 if finished else 0.0
     return [
-        Stop("Departure", start, run.started_at, 1.0 if trained else run.fraction, "Training"),
-        Stop("Scoring", scoring, run.trained_at, 1.0 if finished else 0.0, "Scoring"),
-        Stop("Board", "passed" if finished else "ahead", run.finished_at if finished else None),
+        {"name": "Departure", "state": start, "at": run.started_at, "leg": training, "leg_name": "Training"},
+        {"name": "Scoring", "state": scoring, "at": run.trained_at, "leg": scored, "leg_name": "Scoring"},
+        {"name": "Board", "state": board, "at": arrived, "leg": None},
     ]
 
 
@@ -149,11 +138,6 @@ def parameters(run: Run) -> int | None:
     reported = run.config.get("parameters")
     total = reported.get("total") if isinstance(reported, dict) else None
     return run.parameters or (total if isinstance(total, int) else run_jobs.count_trained_parameters(run) or None)
-
-
-@register.filter
-def tokens_per_second(run: Run) -> float | None:
-    return run.tokens / run.train_seconds if run.train_seconds else None
 
 
 register.filter(can_generate)
