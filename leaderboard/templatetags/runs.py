@@ -83,14 +83,14 @@ def is_moving(run: Run) -> bool:
 @register.filter
 def look_ahead(run: Run) -> str:
     """Describe the correction for later tokens that the scorer added to the score; empty if it made none."""
-    found = run.checks.get("look_ahead") or {}
-    if found.get("nats_per_token") is None:
+    check = run.checks.get("look_ahead") or {}
+    if check.get("nats_per_token") is None:
         return ""
-    nats, error = signed(found["nats_per_token"]), formatting.decimals(found.get("stderr"), 4)
+    nats, error = signed(check["nats_per_token"]), formatting.decimals(check.get("stderr"), 4)
     correction = f"{nats} ± {error} nats per token"
-    if not found.get("is_beyond_rounding"):
+    if not check.get("is_beyond_rounding"):
         return f"{correction}, within rounding"
-    without = formatting.decimals(found.get("bits_per_byte_uncorrected"), 4)
+    without = formatting.decimals(check.get("bits_per_byte_uncorrected"), 4)
     return f"{correction}; without it the score would be {without} bits per byte"
 
 
