@@ -23,10 +23,10 @@ TITLE, TEXT = 300, 2000
 def build_records_feed() -> str:
     """Return the records of all tracks, latest first."""
     tables = StandingsTable.objects.filter(axis="flops").select_related("track")
-    found = [(table, record) for table in tables for record in load_records(table)]
-    found.sort(key=lambda pair: pair[1].at, reverse=True)
+    records = [(table, record) for table in tables for record in load_records(table)]
+    records.sort(key=lambda pair: pair[1].at, reverse=True)
     feed = build_feed("Records", "/feeds/records.atom", "/", "Every record, with its compute multiplier and interval.")
-    for table, record in found[:MAX_ITEMS]:
+    for table, record in records[:MAX_ITEMS]:
         row = record.row
         feed.add_item(
             title=sanitize_text(
@@ -39,7 +39,7 @@ def build_records_feed() -> str:
             updateddate=record.at,
             author_name=sanitize_text(row.entry.author, TITLE) or settings.SITE_NAME,
         )
-    return write_feed(feed, found[0][1].at if found else None)
+    return write_feed(feed, records[0][1].at if records else None)
 
 
 def describe_record(table: StandingsTable, record: Record) -> str:

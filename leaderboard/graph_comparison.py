@@ -111,7 +111,6 @@ def list_operators(summary: Mapping[str, Any], reference: Mapping[str, Any] | No
         {
             "name": name,
             "calls": calls[name],
-            "reference_calls": None if compared is None else compared[name],
             "change": change,
             "signed_change": f"{change:+d}".replace("-", "−") if change else "",
             "percent": round(100 * calls[name] / most, 1),

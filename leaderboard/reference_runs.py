@@ -24,14 +24,14 @@ def find_reference_runs(run: Run, table: StandingsTable | None) -> list[Referenc
     if table is None or table.baseline_id is None:
         return []
     standings = compute_standings(table.track, entries=[table.leader_id])
-    found = []
+    references = []
     if baseline := find_same_budget_run(table.baseline_id, run, standings):
-        found.append(ReferenceRun(baseline.run, "baseline", "baseline", baseline.title))
+        references.append(ReferenceRun(baseline.run, "baseline", "baseline", baseline.title))
     if best := find_same_budget_run(table.leader_id, run, standings):
         row = standings.get_row(table.leader_id)
         label = "record" if row and row.trust is Run.Trust.RECORD else "best so far"
-        found.append(ReferenceRun(best.run, label, "record", best.title))
-    return found
+        references.append(ReferenceRun(best.run, label, "record", best.title))
+    return references
 
 
 def find_same_budget_run(entry: int | None, run: Run, standings: TrackStandings) -> ScoredRun | None:

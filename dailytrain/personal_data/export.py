@@ -17,15 +17,15 @@ SECRETS = frozenset({"password", "token_hash", "secret", "data", "health"})
 
 def export_person(user: User) -> dict[str, Any]:
     """Return all rows that refer to the user, by model, and what the user did. Without secrets."""
-    found = {"auth.user": describe_rows(User.objects.filter(pk=user.pk))}
+    tables = {"auth.user": describe_rows(User.objects.filter(pk=user.pk))}
     for relation in list_relations():
         rows = relation.related_model._default_manager.filter(**{relation.field.name: user})
-        found[relation.related_model._meta.label_lower] = found.get(
+        tables[relation.related_model._meta.label_lower] = tables.get(
             relation.related_model._meta.label_lower, []
         ) + describe_rows(rows)
-    found["campaigns.contribution"] = describe_rows(Contribution.objects.filter(volunteer__user=user))
-    found["scheduler.event"] = describe_rows(list_events(user))
-    return {"username": user.get_username(), "rows": {label: rows for label, rows in sorted(found.items()) if rows}}
+    tables["campaigns.contribution"] = describe_rows(Contribution.objects.filter(volunteer__user=user))
+    tables["scheduler.event"] = describe_rows(list_events(user))
+    return {"username": user.get_username(), "rows": {label: rows for label, rows in sorted(tables.items()) if rows}}
 
 
 def list_relations() -> list[models.ManyToOneRel]:

@@ -46,14 +46,14 @@ class RehearsalAgent(Agent):
     reported: ReportedHardware
 
     def detect_hardware(self) -> protocol.Hardware:
-        found, reported = super().detect_hardware(), self.reported
-        disk_bytes = max(found.disk_free_bytes, reported.disk_free_bytes)
-        gpus = found.gpu_details if reported.gpus is None else reported.gpus
-        return found.model_copy(
+        hardware, reported = super().detect_hardware(), self.reported
+        disk_bytes = max(hardware.disk_free_bytes, reported.disk_free_bytes)
+        gpus = hardware.gpu_details if reported.gpus is None else reported.gpus
+        return hardware.model_copy(
             update={
                 "gpus": tuple(gpu.name for gpu in gpus),
                 "gpu_details": gpus,
-                "memory_bytes": max(found.memory_bytes, reported.memory_bytes),
+                "memory_bytes": max(hardware.memory_bytes, reported.memory_bytes),
                 "disk_free_bytes": disk_bytes,
                 "found_labels": (*derive_labels(gpus, disk_bytes), *reported.labels),
             }

@@ -41,15 +41,15 @@ class Bearer(HttpBearer):
 
 def authenticate_token(token: str) -> Requester | None:
     """Return the owner of an API token, or None; raise 403 if it may not request runs."""
-    found = ApiToken.objects.with_secret(token)
-    if found is None or found.revoked:
+    api_token = ApiToken.objects.with_secret(token)
+    if api_token is None or api_token.revoked:
         return None
-    if found.scope != ApiToken.Scope.CREATE_RUNS:
-        raise HttpError(403, f"This token may not request runs: its scope is {found.scope}.")
-    if not found.owner.is_active:
+    if api_token.scope != ApiToken.Scope.CREATE_RUNS:
+        raise HttpError(403, f"This token may not request runs: its scope is {api_token.scope}.")
+    if not api_token.owner.is_active:
         raise HttpError(403, "The account of this token is closed.")
-    ApiToken.objects.filter(pk=found.pk).update(last_used_at=timezone.now())
-    return build_user_requester(found.owner)
+    ApiToken.objects.filter(pk=api_token.pk).update(last_used_at=timezone.now())
+    return build_user_requester(api_token.owner)
 
 
 def authenticate_job(token: str) -> Requester:

@@ -113,16 +113,16 @@ class SponsorsReply(Schema):
 @router.get("/sponsors", response=SponsorsReply)
 def sponsors(request: HttpRequest) -> dict[str, Any]:
     """Sponsors and what they have lent."""
-    found = contributions.load_sponsor_list()
+    listed = contributions.load_sponsor_list()
     items = [
         {
             **vars(one.given),
             **{name: getattr(one.sponsor, name) for name in ("id", "name", "link")},
             "current": one.current,
         }
-        for one in (*found.current, *found.past)
+        for one in (*listed.current, *listed.past)
     ]
-    return {**vars(found), "items": items}
+    return {**vars(listed), "items": items}
 
 
 class Departure(Schema):

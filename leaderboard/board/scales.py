@@ -88,11 +88,11 @@ def estimate_at_scale(
 
 def draw_scales(scales: Sequence[AtScale]) -> dict[str, Any] | None:
     """Draw multipliers over scale; None without any multiplier."""
-    known = [(at, at.estimate, at.estimate.cm) for at in scales if at.estimate and at.estimate.cm]
-    if not known:
+    estimated = [(at, at.estimate, at.estimate.cm) for at in scales if at.estimate and at.estimate.cm]
+    if not estimated:
         return None
-    heights = MultiplierScale.around(1.0, *chain.from_iterable(get_ends(estimate) for _, estimate, _ in known))
-    left, right = pad_range(*(math.log(at.amount) for at, _, _ in known))
+    heights = MultiplierScale.around(1.0, *chain.from_iterable(get_ends(estimate) for _, estimate, _ in estimated))
+    left, right = pad_range(*(math.log(at.amount) for at, _, _ in estimated))
 
     def mark(at: AtScale, estimate: EntryMultiplier, multiplier: float) -> dict[str, Any]:
         y, low, high = (round(100 - heights.at(value), 2) for value in (multiplier, *get_ends(estimate)))
@@ -100,12 +100,12 @@ def draw_scales(scales: Sequence[AtScale]) -> dict[str, Any] | None:
         title = f"{at.name} of the budget, {formatting.budget(at.budget)}: {multiplier:.3f}, {len(at.runs)} runs"
         return {"x": x, "y": y, "low": low, "high": high, "label": f"{multiplier:.3f}", "title": title}
 
-    marks = [mark(*scale) for scale in known]
+    marks = [mark(*scale) for scale in estimated]
     return {
         "marks": marks,
         "line": "M" + "L".join(f"{mark['x']:g} {mark['y']:g}" for mark in marks) if len(marks) > 1 else "",
         "one": round(100 - heights.one, 2),
-        "x_ticks": [Tick(mark["x"], at.name) for mark, (at, _, _) in zip(marks, known, strict=True)],
+        "x_ticks": [Tick(mark["x"], at.name) for mark, (at, _, _) in zip(marks, estimated, strict=True)],
         "y_ticks": [Tick(round(100 - tick.at, 2), tick.label) for tick in heights.ticks],
         "summary": "Multiplier by scale: " + ", ".join(mark["title"] for mark in marks) + ".",
     }

@@ -82,7 +82,7 @@ class NotebookHandler(JobKind):
         """Queue the next part; after the last one finish the run."""
         part = get_part(job)
         try:
-            found = protocol.NotebookResult.model_validate(result)
+            reported = protocol.NotebookResult.model_validate(result)
         except ValidationError:
             train.mark_run_failed(part.run, "infrastructure", "The node's answer about the notebook is invalid.")
             return
@@ -90,7 +90,7 @@ class NotebookHandler(JobKind):
         if part.number < count:
             queue_next_part(part, count)
         else:
-            finish_run(part, found)
+            finish_run(part, reported)
 
     def handle_failure(self, job: Job, cause: protocol.Cause, reason: str) -> None:
         train.mark_run_failed(get_part(job).run, cause, reason)

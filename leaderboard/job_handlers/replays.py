@@ -171,14 +171,14 @@ class ReplayHandler(JobKind):
             return
         lease = job.leases.select_related("node").last()
         try:
-            found = protocol.ReplayResult.model_validate(result)
+            reported = protocol.ReplayResult.model_validate(result)
         except ValidationError:
             abandon_replay(replay, "the answer is invalid")
             return
         if lease is None or not lease.node.trusted:
             abandon_replay(replay, "the node that replayed it is not trusted")
             return
-        apply_comparison(replay, found, lease.node.name)
+        apply_comparison(replay, reported, lease.node.name)
 
     def handle_failure(self, job: Job, cause: protocol.Cause, reason: str) -> None:
         abandon_replay(Replay.objects.select_related("run").get(job=job), reason)
@@ -229,19 +229,19 @@ def find_responsible_node(replay: Replay, state: Replay.State, step: int) -> Nod
     return nodes.get(step, replay.node)
 
 
-def judge_comparison(replay: Replay, found: protocol.ReplayResult) -> tuple[Replay.State, str, int]:
+def judge_comparison(replay: Replay, reported: protocol.ReplayResult) -> tuple[Replay.State, str, int]:
     """Return the verdict, its message and the step of the checkpoint that decided it: the first that is the worst."""
-    if found.step < replay.end_step:
-        message = f"the budget is used up at step {found.step}, not at {replay.end_step}."
+    if reported.step < replay.end_step:
+        message = f"the budget is used up at step {reported.step}, not at {replay.end_step}."
         return Replay.State.DIFFERED, message, replay.end_step
     expected = [row.step for row in (replay.first, replay.middle, replay.claimed) if row is not None]
-    if found.checks is None or [check.step for check in found.checks] != expected:
-        return Replay.State.ABANDONED, "the node did not compare whole checkpoints; it needs an update.", found.step
-    verdicts = [(*judge_check(check), check.step) for check in found.checks]
+    if reported.checks is None or [check.step for check in reported.checks] != expected:
+        return Replay.State.ABANDONED, "the node did not compare whole checkpoints; it needs an update.", reported.step
+    verdicts = [(*judge_check(check), check.step) for check in reported.checks]
     severity = (Replay.State.AGREED, Replay.State.ABANDONED, Replay.State.DIFFERED)
     worst = max(verdicts, key=lambda verdict: severity.index(verdict[0]))
-    if worst[0] == Replay.State.AGREED and not found.exact:
-        worst = next(verdict for verdict, check in zip(verdicts, found.checks, strict=True) if not check.exact)
+    if worst[0] == Replay.State.AGREED and not reported.exact:
+        worst = next(verdict for verdict, check in zip(verdicts, reported.checks, strict=True) if not check.exact)
     return worst
 
 

@@ -140,17 +140,17 @@ def list_ladder_entries(rows: Sequence[EntryStanding]) -> list[LadderEntryDict]:
 
 
 def find_multiplier_range(rows: Sequence[EntryStanding]) -> MultiplierRangeDict | None:
-    known = [(row.estimate, row.estimate.cm) for row in rows if row.estimate and row.estimate.cm]
-    if not known:
+    estimated = [(row.estimate, row.estimate.cm) for row in rows if row.estimate and row.estimate.cm]
+    if not estimated:
         return None
-    multipliers = [multiplier for _, multiplier in known]
+    multipliers = [multiplier for _, multiplier in estimated]
     return {
-        "count": len(known),
+        "count": len(estimated),
         "lowest": min(multipliers),
         "highest": max(multipliers),
-        "lowest_end": min(multiplier if estimate.low is None else estimate.low for estimate, multiplier in known),
+        "lowest_end": min(multiplier if estimate.low is None else estimate.low for estimate, multiplier in estimated),
         "highest_end": max(
-            multiplier if estimate.high is None else min(estimate.high, 1e9) for estimate, multiplier in known
+            multiplier if estimate.high is None else min(estimate.high, 1e9) for estimate, multiplier in estimated
         ),
     }
 

@@ -48,14 +48,14 @@ def compare_pair(first: Run, second: Run, blobs: dict[int, Blob]) -> PairedCompa
             return PairedComparison(second, [], f"Run {run.pk} left no answers to single items.")
     one, two = blobs[first.pk], blobs[second.pk]
     key = f"paired:{one.sha256[:32]}:{two.sha256[:32]}"
-    known: list[paired_bootstrap.MetricDifference] | None = cache.get(key)
-    if known is None:
+    differences: list[paired_bootstrap.MetricDifference] | None = cache.get(key)
+    if differences is None:
         try:
-            known = paired_bootstrap.compare_items(load_items(one), load_items(two))
+            differences = paired_bootstrap.compare_items(load_items(one), load_items(two))
         except (items.ItemsError, paired_bootstrap.NoCommonItemsError) as error:
             return PairedComparison(second, [], str(error))
-        cache.set(key, known, KEPT_SECONDS)
-    return PairedComparison(second, known)
+        cache.set(key, differences, KEPT_SECONDS)
+    return PairedComparison(second, differences)
 
 
 def load_items(blob: Blob) -> dict[items.ItemKey, dict[str, Any]]:

@@ -89,19 +89,19 @@ def list_upcoming(now: datetime) -> list[CalendarEvent]:
 
 
 def list_scheduled_runs(
-    what: str, task: PeriodicTask | None, tracks: Sequence[Track], now: datetime
+    kind: str, task: PeriodicTask | None, tracks: Sequence[Track], now: datetime
 ) -> Iterator[CalendarEvent]:
     """Yield the runs of each track: one a local day or one a month (UTC), without periods that have one already."""
     if task is None or not tracks:
         return
-    periods, zone = Month.objects if what == "monthly" else Night.objects, due_times.get_zone(task)
-    started = set(periods.filter(date__gte=get_period(what, now, zone)).values_list("track", "date"))
+    periods, zone = Month.objects if kind == "monthly" else Night.objects, due_times.get_zone(task)
+    started = set(periods.filter(date__gte=get_period(kind, now, zone)).values_list("track", "date"))
     for begins in list_times(task, now, now + AHEAD):
         for track in tracks:
-            if (track.pk, get_period(what, begins, zone)) not in started:
-                started.add((track.pk, get_period(what, begins, zone)))
-                lasts = track.expected_seconds * (monthly.BUDGET_FACTOR if what == "monthly" else 1)
-                yield CalendarEvent(track, what, begins, begins + timedelta(seconds=lasts))
+            if (track.pk, get_period(kind, begins, zone)) not in started:
+                started.add((track.pk, get_period(kind, begins, zone)))
+                lasts = track.expected_seconds * (monthly.BUDGET_FACTOR if kind == "monthly" else 1)
+                yield CalendarEvent(track, kind, begins, begins + timedelta(seconds=lasts))
 
 
 def get_period(what: str, at: datetime, zone: tzinfo = UTC) -> date:

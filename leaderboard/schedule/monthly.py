@@ -32,14 +32,14 @@ def start_monthly_runs(now: datetime) -> list[Month]:
     """
     first = now.astimezone(UTC).date().replace(day=1)
     tracks = Track.objects.in_order().filter(monthly__gt=0, season__active=True).select_related("season__baseline")
-    found = []
+    months = []
     for track in tracks:
         if not track.months.filter(date=first).exists():
             with isolate_track(track, f"Monthly runs of {first:%B}"):
-                found.append(start_month(track, first, now))
+                months.append(start_month(track, first, now))
     if failed := [track.slug for track in tracks if not track.months.filter(date=first).exists()]:
         raise RuntimeError(f"No monthly runs of {', '.join(failed)}")
-    return [month for month in found if month]
+    return [month for month in months if month]
 
 
 def start_month(track: Track, first: date, now: datetime) -> Month | None:

@@ -22,11 +22,14 @@ ANY_PRECISION: dict[str, Any] = {"sequence_length": 1024, "batch": 64}
 """Without a precision: GPUs of 16 GB include the V100 and the T4, which have no bf16, so `auto` decides on the node."""
 SMALL: dict[str, Any] = {"precision": "bf16", "table_precision": "bf16", **ANY_PRECISION}
 LONG_ROWS: dict[str, Any] = {"precision": "bf16", "sequence_length": 2048}
-SUITE = ["blimp", "lambada_openai", "hellaswag", "piqa", "arc_easy", "winogrande", "core"]
-DESKTOP_SUITE = ["blimp", "lambada_openai", "piqa", "arc_easy", "core"]
-SMALL_SUITE = ["blimp", "lambada_openai", "piqa", "arc_easy"]  # CORE is near 0 below 12 layers
-SUITE_LIMIT = 500
+SUITE_LIMIT = {"suite_limit": 500}
 """Questions of each part of a task, as nanochat limits CORE's (`max_per_task`): all take an H100 hours for a night."""
+SUITE = {"suite": ["blimp", "lambada_openai", "hellaswag", "piqa", "arc_easy", "winogrande", "core"], **SUITE_LIMIT}
+DESKTOP_SUITE = {"suite": ["blimp", "lambada_openai", "piqa", "arc_easy", "core"], **SUITE_LIMIT}
+SMALL_SUITE = {
+    "suite": ["blimp", "lambada_openai", "piqa", "arc_easy"],
+    **SUITE_LIMIT,
+}  # CORE is near 0 below 12 layers
 LADDER = {"rungs": [1 / 8, 1 / 4, 1 / 2, 1, 2], "seeds": 3}  # costs 12 budgets
 LARGE_LADDER = {"rungs": [1 / 8, 1 / 4, 1 / 2, 1], "seeds": 2}  # 4 budgets: no rung above a run of many GPU-days
 SHARDED: dict[str, Any] = {"is_traced": False, "probe_seconds": 0.0}
@@ -35,6 +38,10 @@ SHARDED: dict[str, Any] = {"is_traced": False, "probe_seconds": 0.0}
 
 def estimate_seconds(flops: float, gpu: str, devices: int = 1) -> float:
     return round(flops / (MFU * PEAK_FLOPS[gpu] * devices), -2)
+
+
+def build_config(depth: int, checkpoint_every: str, train: dict[str, Any], devices: int = 1) -> dict[str, Any]:
+    return {"devices": devices, "model": {"depth": depth}, "train": train, "checkpoint_every": checkpoint_every}
 
 
 def build_night(gpu: str) -> dict[str, Any]:
@@ -47,21 +54,11 @@ def build_night(gpu: str) -> dict[str, Any]:
         "expected_seconds": 75_600.0,
         "needs_labels": [f"1x{gpu.lower()}", "1x80gb"],
         "needs_memory_bytes": 64 * GIB,
-        "config": {
-            "devices": 1,
-            "model": {"depth": 24},
-            "train": {
-                **LONG_ROWS,
-                "table_precision": "bf16",
-                "batch": 256,
-                "micro_batch": 16,
-                "evaluations": 48,
-            },
-            "checkpoint_every": "15m",
-        },
+        "config": build_config(
+            24, "15m", {**LONG_ROWS, "table_precision": "bf16", "batch": 256, "micro_batch": 16, "evaluations": 48}
+        ),
         "ladder": LADDER,
-        "suite": SUITE,
-        "suite_limit": SUITE_LIMIT,
+        **SUITE,
         "nightly": True,
         "monthly": 3,
     }
@@ -75,15 +72,9 @@ def build_desktop_track(gpu: str, depth: int, budget: float) -> dict[str, Any]:
         "budget": f"{budget:.3g}flops".replace("+", ""),
         "expected_seconds": estimate_seconds(budget, f"RTX {gpu}"),
         "needs_labels": [f"1x{gpu}", "1x24gb"],
-        "config": {
-            "devices": 1,
-            "model": {"depth": depth},
-            "train": {**SMALL, "micro_batch": 8},
-            "checkpoint_every": "10m",
-        },
+        "config": build_config(depth, "10m", {**SMALL, "micro_batch": 8}),
         "ladder": LADDER,
-        "suite": DESKTOP_SUITE,
-        "suite_limit": SUITE_LIMIT,
+        **DESKTOP_SUITE,
     }
 
 
@@ -99,15 +90,11 @@ TEMPLATES: dict[str, dict[str, Any]] = {
         "budget": "3e18flops",
         "expected_seconds": estimate_seconds(3e18, "H100"),
         "needs_labels": ["1xh100", "1x80gb"],
-        "config": {
-            "devices": 1,
-            "model": {"depth": 16},
-            "train": {**LONG_ROWS, "table_precision": "bf16", "batch": 128, "micro_batch": 16, "evaluations": 8},
-            "checkpoint_every": "10m",
-        },
+        "config": build_config(
+            16, "10m", {**LONG_ROWS, "table_precision": "bf16", "batch": 128, "micro_batch": 16, "evaluations": 8}
+        ),
         "ladder": LADDER,
-        "suite": SUITE,
-        "suite_limit": SUITE_LIMIT,
+        **SUITE,
     },
     "desktop-3090": build_desktop_track("3090", 12, 4e17),
     "desktop-4090": build_desktop_track("4090", 14, 9.5e17),
@@ -117,15 +104,9 @@ TEMPLATES: dict[str, dict[str, Any]] = {
         "budget": "1e17flops",
         "expected_seconds": estimate_seconds(1e17, "RTX 3060"),
         "needs_labels": ["1x12gb"],
-        "config": {
-            "devices": 1,
-            "model": {"depth": 10},
-            "train": {**SMALL, "micro_batch": 8},
-            "checkpoint_every": "10m",
-        },
+        "config": build_config(10, "10m", {**SMALL, "micro_batch": 8}),
         "ladder": LADDER,
-        "suite": SMALL_SUITE,
-        "suite_limit": SUITE_LIMIT,
+        **SMALL_SUITE,
     },
     "laptop-8gb": {
         "name": "Half an hour on a laptop’s GPU",
@@ -133,15 +114,9 @@ TEMPLATES: dict[str, dict[str, Any]] = {
         "budget": "2e16flops",
         "expected_seconds": estimate_seconds(2e16, "RTX 4060"),
         "needs_labels": ["1x8gb"],
-        "config": {
-            "devices": 1,
-            "model": {"depth": 8},
-            "train": {**ANY_PRECISION, "micro_batch": 2},
-            "checkpoint_every": "5m",
-        },
+        "config": build_config(8, "5m", {**ANY_PRECISION, "micro_batch": 2}),
         "ladder": LADDER,
-        "suite": SMALL_SUITE,
-        "suite_limit": SUITE_LIMIT,
+        **SMALL_SUITE,
     },
     "ci-16gb": {
         "name": "A quarter of an hour on a small card",
@@ -151,15 +126,9 @@ TEMPLATES: dict[str, dict[str, Any]] = {
         "budget": "1e16flops",
         "expected_seconds": estimate_seconds(1e16, "RTX 4060 Ti"),
         "needs_labels": ["1x16gb"],
-        "config": {
-            "devices": 1,
-            "model": {"depth": 6},
-            "train": {**ANY_PRECISION, "micro_batch": 16, "evaluations": 8},
-            "checkpoint_every": "2m",
-        },
+        "config": build_config(6, "2m", {**ANY_PRECISION, "micro_batch": 16, "evaluations": 8}),
         "ladder": LADDER,
-        "suite": SMALL_SUITE,
-        "suite_limit": SUITE_LIMIT,
+        **SMALL_SUITE,
     },
     "community-24gb": {
         "name": "Community runs",
@@ -168,15 +137,9 @@ TEMPLATES: dict[str, dict[str, Any]] = {
         "budget": "1e18flops",
         "expected_seconds": estimate_seconds(1e18, "RTX 3090"),
         "needs_labels": ["1x24gb"],
-        "config": {
-            "devices": 1,
-            "model": {"depth": 16},
-            "train": {**SMALL, "micro_batch": 8},
-            "checkpoint_every": "10m",
-        },
+        "config": build_config(16, "10m", {**SMALL, "micro_batch": 8}),
         "ladder": LARGE_LADDER,
-        "suite": DESKTOP_SUITE,
-        "suite_limit": SUITE_LIMIT,
+        **DESKTOP_SUITE,
     },
     "playground-16gb": {
         "name": "Playground",
@@ -187,15 +150,9 @@ TEMPLATES: dict[str, dict[str, Any]] = {
         "budget": "1e17flops",
         "expected_seconds": estimate_seconds(1e17, "RTX 4060 Ti"),
         "needs_labels": ["1x16gb"],
-        "config": {
-            "devices": 1,
-            "model": {"depth": 10},
-            "train": {**ANY_PRECISION, "micro_batch": 8},
-            "checkpoint_every": "5m",
-        },
+        "config": build_config(10, "5m", {**ANY_PRECISION, "micro_batch": 8}),
         "trial": {"part": 0.1, "config": {"model": {"depth": 4}}},
-        "suite": SMALL_SUITE,
-        "suite_limit": SUITE_LIMIT,
+        **SMALL_SUITE,
     },
     "tune-1b5-2x24gb": {
         "name": "1.5 billion on two cards of 24 GB",
@@ -213,8 +170,7 @@ TEMPLATES: dict[str, dict[str, Any]] = {
             "checkpoint_every": "15m",
         },
         "ladder": LARGE_LADDER,
-        "suite": SUITE,
-        "suite_limit": SUITE_LIMIT,
+        **SUITE,
         **SHARDED,
     },
     "large-4x80gb": {
@@ -224,15 +180,9 @@ TEMPLATES: dict[str, dict[str, Any]] = {
         "expected_seconds": estimate_seconds(4e19, "H100", 4),
         "needs_labels": ["4x80gb", "500gb"],
         "needs_memory_bytes": 128 * GIB,
-        "config": {
-            "devices": 4,
-            "model": {"depth": 28},
-            "train": {**LONG_ROWS, "strategy": "fsdp", "batch": 256, "micro_batch": 4},
-            "checkpoint_every": "15m",
-        },
+        "config": build_config(28, "15m", {**LONG_ROWS, "strategy": "fsdp", "batch": 256, "micro_batch": 4}, devices=4),
         "ladder": LARGE_LADDER,
-        "suite": SUITE,
-        "suite_limit": SUITE_LIMIT,
+        **SUITE,
         **SHARDED,
     },
     "large-8x80gb": {
@@ -242,15 +192,9 @@ TEMPLATES: dict[str, dict[str, Any]] = {
         "expected_seconds": estimate_seconds(2e20, "H100", 8),
         "needs_labels": ["8x80gb", "500gb"],
         "needs_memory_bytes": 256 * GIB,
-        "config": {
-            "devices": 8,
-            "model": {"depth": 32},
-            "train": {**LONG_ROWS, "strategy": "fsdp", "batch": 512, "micro_batch": 4},
-            "checkpoint_every": "15m",
-        },
+        "config": build_config(32, "15m", {**LONG_ROWS, "strategy": "fsdp", "batch": 512, "micro_batch": 4}, devices=8),
         "ladder": LARGE_LADDER,
-        "suite": SUITE,
-        "suite_limit": SUITE_LIMIT,
+        **SUITE,
         **SHARDED,
     },
     "long-run-8x80gb": {
@@ -275,8 +219,7 @@ TEMPLATES: dict[str, dict[str, Any]] = {
             },
             "checkpoint_every": "15m",
         },
-        "suite": SUITE,
-        "suite_limit": SUITE_LIMIT,
+        **SUITE,
         "releases": 10,
         **SHARDED,
     },

@@ -142,22 +142,22 @@ def describe_mode(line: str) -> str:
 def parse_hunk(header: re.Match[str], lines: Iterator[str]) -> tuple[Hunk, bool]:
     old, new = int(header[1]), int(header[3])
     old_left, new_left = int(header[2] or 1), int(header[4] or 1)
-    found: list[DiffLine] = []
+    lines_shown: list[DiffLine] = []
     while old_left > 0 or new_left > 0:
         line = next(lines, None)
         if line is None:
-            return Hunk(escape_hidden(header[5]), tuple(found)), False
+            return Hunk(escape_hidden(header[5]), tuple(lines_shown)), False
         sign, text = line[:1], line[1:]
         if sign == "+":
-            found.append(DiffLine("added", None, new, text))
+            lines_shown.append(DiffLine("added", None, new, text))
         elif sign == "-":
-            found.append(DiffLine("removed", old, None, text))
+            lines_shown.append(DiffLine("removed", old, None, text))
         elif sign == "\\":
-            found.append(DiffLine("note", None, None, text.strip()))
+            lines_shown.append(DiffLine("note", None, None, text.strip()))
             continue
         else:
-            found.append(DiffLine("same", old, new, text))
+            lines_shown.append(DiffLine("same", old, new, text))
         took_old, took_new = sign != "+", sign != "-"
         old, old_left = old + took_old, old_left - took_old
         new, new_left = new + took_new, new_left - took_new
-    return Hunk(escape_hidden(header[5]), tuple(found)), True
+    return Hunk(escape_hidden(header[5]), tuple(lines_shown)), True

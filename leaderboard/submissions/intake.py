@@ -178,18 +178,18 @@ def parse_presets(sources: Mapping[str, bytes]) -> tuple[str, ...]:
 
 
 def check_architectures(node: ast.expr | None, sources: Mapping[str, bytes]) -> dict[str, str]:
-    found: Any = None
+    architectures: Any = None
     with suppress(ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
-        found = ast.literal_eval(node) if node is not None else None
-    is_dict = isinstance(found, dict) and bool(found)
-    if not is_dict or not all(isinstance(text, str) for pair in found.items() for text in pair):
+        architectures = ast.literal_eval(node) if node is not None else None
+    is_dict = isinstance(architectures, dict) and bool(architectures)
+    if not is_dict or not all(isinstance(text, str) for pair in architectures.items() for text in pair):
         raise IntakeError(f'ARCHITECTURES in {DICTIONARY} must be a plain dict: {{"name": "trainer.models.file"}}.')
-    for name, module in found.items():
+    for name, module in architectures.items():
         path = module.replace(".", "/")
         has_file = f"{path}.py" in sources or f"{path}/__init__.py" in sources
         if not has_file or not re.fullmatch(r"trainer\.models(\.\w+)+", module):
             raise IntakeError(f"ARCHITECTURES names {module} for {name}, and the commit has no such file in {MODELS}")
-    return dict(found)
+    return dict(architectures)
 
 
 def submit_entry(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
@@ -45,19 +44,6 @@ NEXT = {
 }
 
 
-@dataclass(frozen=True)
-class Stop:
-    """A stop of a run's way, with the leg to the next one."""
-
-    name: str
-    state: str
-    """passed, here, ahead or failed."""
-    at: datetime | None
-    leg: float | None = None
-    """Completed share of the leg; None at the last stop."""
-    leg_name: str = ""
-
-
 @register.filter
 def status(run: Run) -> str:
     if run.state == Run.State.TRAINING and not run.step:
@@ -73,17 +59,20 @@ def status_label(run: Run) -> SafeString:
 
 
 @register.filter
-def stops(run: Run) -> list[Stop]:
+def stops(run: Run) -> list[dict[str, Any]]:
+    """Return a run's stops, each passed, here, ahead or failed, with the completed share of its leg to the next."""
     ended = run.state in Run.WITHOUT_RESULT
     trained = run.trained_at is not None or run.state in (Run.State.SCORING, Run.State.FINISHED)
     finished = run.state == Run.State.FINISHED
     departed = run.started_at is not None
     scoring = "passed" if finished else "failed" if ended and trained else "here" if trained else "ahead"
     start = "passed" if trained else "failed" if ended else "here" if departed else "ahead"
+    board, arrived = ("passed", run.finished_at) if finished else ("ahead", None)
+    training, scored = 1.0 if trained else run.fraction, 1.0 if finished else 0.0
     return [
-        Stop("Departure", start, run.started_at, 1.0 if trained else run.fraction, "Training"),
-        Stop("Scoring", scoring, run.trained_at, 1.0 if finished else 0.0, "Scoring"),
-        Stop("Board", "passed" if finished else "ahead", run.finished_at if finished else None),
+        {"name": "Departure", "state": start, "at": run.started_at, "leg": training, "leg_name": "Training"},
+        {"name": "Scoring", "state": scoring, "at": run.trained_at, "leg": scored, "leg_name": "Scoring"},
+        {"name": "Board", "state": board, "at": arrived, "leg": None},
     ]
 
 
@@ -95,14 +84,14 @@ def is_moving(run: Run) -> bool:
 @register.filter
 def look_ahead(run: Run) -> str:
     """Describe the correction for later tokens that the scorer added to the score; empty if it made none."""
-    found = run.checks.get("look_ahead") or {}
-    if found.get("nats_per_token") is None:
+    check = run.checks.get("look_ahead") or {}
+    if check.get("nats_per_token") is None:
         return ""
-    nats, error = signed(found["nats_per_token"]), formatting.decimals(found.get("stderr"), 4)
+    nats, error = signed(check["nats_per_token"]), formatting.decimals(check.get("stderr"), 4)
     correction = f"{nats} ± {error} nats per token"
-    if not found.get("is_beyond_rounding"):
+    if not check.get("is_beyond_rounding"):
         return f"{correction}, within rounding"
-    without = formatting.decimals(found.get("bits_per_byte_uncorrected"), 4)
+    without = formatting.decimals(check.get("bits_per_byte_uncorrected"), 4)
     return f"{correction}; without it the score would be {without} bits per byte"
 
 
@@ -151,11 +140,6 @@ def parameters(run: Run) -> int | None:
     reported = run.config.get("parameters")
     total = reported.get("total") if isinstance(reported, dict) else None
     return run.parameters or (total if isinstance(total, int) else run_jobs.count_trained_parameters(run) or None)
-
-
-@register.filter
-def tokens_per_second(run: Run) -> float | None:
-    return run.tokens / run.train_seconds if run.train_seconds else None
 
 
 register.filter(can_generate)

@@ -155,15 +155,15 @@ def estimate_start(found: Generation) -> StartEstimate | None:
 @require_safe
 def generation(request: HttpRequest, token: str) -> HttpResponse:
     """What a model has written so far. Without JavaScript the page reloads itself."""
-    found = get_generation(token)
-    first = {"run": found.run_id, "prompt": found.prompt, "tokens": found.tokens, "temperature": found.temperature}
+    shown = get_generation(token)
+    first = {"run": shown.run_id, "prompt": shown.prompt, "tokens": shown.tokens, "temperature": shown.temperature}
     context = {
-        **build_choices(PromptForm(initial=first), found.run),
-        "generation": found,
-        "start_estimate": estimate_start(found),
+        **build_choices(PromptForm(initial=first), shown.run),
+        "generation": shown,
+        "start_estimate": estimate_start(shown),
         "open": writing.is_open(),
         "kept": writing.RETENTION,
-        "revision": found.job.state,
+        "revision": shown.job.state,
     }
     return render(request, "leaderboard/generation.html", context)
 

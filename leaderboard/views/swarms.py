@@ -69,14 +69,14 @@ def swarm_live(request: HttpRequest, run_id: int) -> HttpResponse:
 @require_safe
 def swarm_events(request: HttpRequest, run_id: int) -> HttpResponse:
     """The events after `?since=`; "next" is the `since` of the next request, null at the end."""
-    found = get_swarm(run_id)
+    swarm = get_swarm(run_id)
     since = request.GET.get("since", "0")
     number = int(since) if since.isdecimal() and len(since) < 19 else 0
     events = [
-        event.to_dict() for event in list_events(found).filter(pk__gt=number).order_by("pk")[: EVENTS_PER_RESPONSE + 1]
+        event.to_dict() for event in list_events(swarm).filter(pk__gt=number).order_by("pk")[: EVENTS_PER_RESPONSE + 1]
     ]
     more = events[EVENTS_PER_RESPONSE - 1]["id"] if len(events) > EVENTS_PER_RESPONSE else None
-    return JsonResponse({"stages": found.size["stages"], "events": events[:EVENTS_PER_RESPONSE], "next": more})
+    return JsonResponse({"stages": swarm.size["stages"], "events": events[:EVENTS_PER_RESPONSE], "next": more})
 
 
 def get_swarm(run_id: int) -> Swarm:

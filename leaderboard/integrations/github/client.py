@@ -95,11 +95,11 @@ class Client:
         summary: str = "",
         url: str = "",
         external_id: str = "",
-        known: int | None = None,
+        check_id: int | None = None,
     ) -> int:
-        """Create or update the check `name` of a commit and return its id, to pass as `known` next time.
+        """Create or update the check `name` of a commit and return its id, to pass as `check_id` next time.
 
-        Without `known` it looks for the App's check of that name and `external_id` first. A plain token cannot create
+        Without it the App's check of that name and `external_id` is looked for first. A plain token cannot create
         checks, so it creates a commit status instead; the newest one of a name counts.
         """
         assert (status == "completed") == (conclusion is not None)
@@ -110,8 +110,8 @@ class Client:
         body = {"name": name, "status": status, "external_id": external_id, "output": output}
         body |= {"conclusion": conclusion} if conclusion else {}
         body |= {"details_url": url} if url else {}
-        if known := known or self.find_check(sha, name, external_id):
-            return int(self.connection.send("PATCH", f"{self.path}/check-runs/{known}", body)["id"])
+        if check_id := check_id or self.find_check(sha, name, external_id):
+            return int(self.connection.send("PATCH", f"{self.path}/check-runs/{check_id}", body)["id"])
         return int(self.connection.send("POST", f"{self.path}/check-runs", {**body, "head_sha": sha})["id"])
 
     def find_check(self, sha: str, name: str, external_id: str = "") -> int | None:
@@ -215,11 +215,11 @@ def get_configured_repository() -> str:
 
 def check_github_settings(app_configs: Any, **options: Any) -> list[CheckMessage]:
     """Warn of settings that do not work, in `manage.py check`."""
-    found: list[CheckMessage] = []
+    messages: list[CheckMessage] = []
     if bool(settings.GITHUB_APP_ID) != bool(settings.GITHUB_PRIVATE_KEY):
         hint = "Set both GITHUB_APP_ID and GITHUB_PRIVATE_KEY, or neither."
-        found.append(Warning("The GitHub App is half configured.", hint=hint, id="github.W001"))
+        messages.append(Warning("The GitHub App is half configured.", hint=hint, id="github.W001"))
     if (settings.GITHUB_APP_ID or settings.GITHUB_TOKEN) and not settings.GITHUB_WEBHOOK_SECRET:
         hint = "Set GITHUB_WEBHOOK_SECRET: without it the site hears of no pull request."
-        found.append(Warning("The webhook has no secret.", hint=hint, id="github.W002"))
-    return found
+        messages.append(Warning("The webhook has no secret.", hint=hint, id="github.W002"))
+    return messages

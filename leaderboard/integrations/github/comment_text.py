@@ -94,15 +94,15 @@ def get_entry_context(entry: Entry, now: datetime) -> dict[str, Any]:
     }
 
 
-def list_multipliers(found: Comparison) -> list[tuple[str, str, str]]:
+def list_multipliers(comparison: Comparison) -> list[tuple[str, str, str]]:
     """Return what the entry is compared with, the compute multiplier and its interval."""
-    estimate = found.row.estimate
+    estimate = comparison.row.estimate
     if estimate is None or estimate.cm is None:
         return []
     interval = explanations.format_interval_ends(estimate) or MISSING
     rows = [("the baseline", explanations.format_multiplier(estimate), interval)]
-    if found.record is not None:
-        rows.append((f"the record, {found.record.entry.title}", *compare_with_record(found)))
+    if comparison.record is not None:
+        rows.append((f"the record, {comparison.record.entry.title}", *compare_with_record(comparison)))
     return rows
 
 

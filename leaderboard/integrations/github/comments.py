@@ -132,7 +132,7 @@ def update_check(message: OutboxMessage) -> Mapping[str, Any]:
         summary=summary,
         url=comment_text.build_url(entry.get_absolute_url()),
         external_id=f"entry:{entry.pk}",
-        known=message.result.get("check"),
+        check_id=message.result.get("check"),
     )
     return {"check": check, "digest": digest}
 

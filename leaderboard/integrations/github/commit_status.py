@@ -36,7 +36,7 @@ def update_status(message: OutboxMessage) -> Mapping[str, Any]:
     if check is None:
         return dict(message.result)
     github = client.get_client(client.get_main_repository())
-    return {"check": github.update_check(sha, NAME, known=message.result.get("check"), **check)}
+    return {"check": github.update_check(sha, NAME, check_id=message.result.get("check"), **check)}
 
 
 def describe_commit(sha: str) -> dict[str, Any] | None:

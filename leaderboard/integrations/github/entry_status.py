@@ -159,16 +159,16 @@ def compare_entry(entry: Entry) -> Comparison | None:
 
 
 def get_finished_status(entry: Entry, runs: Sequence[Run]) -> EntryStatus:
-    found = compare_entry(entry)
-    if found is None:  # of another season
+    comparison = compare_entry(entry)
+    if comparison is None:  # of another season
         last = [run for run in runs if has_result(run)][-1]
         line = f"Run {last.pk} reached {last.bits_per_byte:.4f} bits per byte, in {last.season}."
         return EntryStatus("Arrived", line, conclusion="success")
     more = sum(not run.is_over for run in runs)
     also = f" {more} more run{'' if more == 1 else 's'} of it {'is' if more == 1 else 'are'} under way." if more else ""
-    todo = f"{explanations.suggest_next_step(found.row, found.standings)}{also}".strip()
-    line = explanations.describe_standing(found.row, found.standings)
-    return EntryStatus(format_multiplier(found), line, todo or "nothing, it has arrived.", conclusion="success")
+    todo = f"{explanations.suggest_next_step(comparison.row, comparison.standings)}{also}".strip()
+    line = explanations.describe_standing(comparison.row, comparison.standings)
+    return EntryStatus(format_multiplier(comparison), line, todo or "nothing, it has arrived.", conclusion="success")
 
 
 def format_multiplier(found: Comparison) -> str:

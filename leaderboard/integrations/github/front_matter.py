@@ -135,22 +135,22 @@ def parse_front_matter(body: str | None, tracks: Mapping[str, str]) -> FrontMatt
     lines = find_block(body or "")
     if lines is None:
         return None
-    found: dict[str, list[str]] = {}
+    fields: dict[str, list[str]] = {}
     problems: list[str] = []
     for name, value in split_fields(lines):
         if name not in FIELDS:
             problems.append(describe_unknown_field(name))
-        elif name in found:
+        elif name in fields:
             problems.append(f"`{name}` comes twice: leave one.")
         else:
-            found[name] = value
-    if not problems and not any(join_value(value) for value in found.values()):
+            fields[name] = value
+    if not problems and not any(join_value(value) for value in fields.values()):
         return None
-    return check_fields(found, problems, tracks)
+    return check_fields(fields, problems, tracks)
 
 
-def check_fields(found: Mapping[str, list[str]], problems: list[str], tracks: Mapping[str, str]) -> FrontMatter:
-    words = {name: join_value(found.get(name, [])) for name in FIELDS if name != "config"}
+def check_fields(fields: Mapping[str, list[str]], problems: list[str], tracks: Mapping[str, str]) -> FrontMatter:
+    words = {name: join_value(fields.get(name, [])) for name in FIELDS if name != "config"}
     for name in ("track", "architecture"):
         words[name] = re.sub(r"(^|\s)#.*", "", words[name]).strip().strip("`").strip()  # without a YAML comment
     track = find_track(words["track"], tracks)
@@ -166,7 +166,7 @@ def check_fields(found: Mapping[str, list[str]], problems: list[str], tracks: Ma
             problems.append(f"`{name}` has {len(value)} characters; at most {FIELDS[name]} are kept.")
     config: dict[str, Any] = {}
     try:
-        config = parse_config(found.get("config", []))
+        config = parse_config(fields.get("config", []))
     except ValueError as error:
         problems.append(f"`config` cannot be read: {error}.")
     return FrontMatter(**{**words, "track": track}, config=config, problems=tuple(problems))
@@ -216,18 +216,18 @@ def parse_config(lines: Sequence[str]) -> dict[str, Any]:
 
     Raises ValueError; the caller adds the final period. Not YAML, which has 3e-4 as a text and `no` as false.
     """
-    found: dict[str, Any]
+    config: dict[str, Any]
     text = "\n".join(lines).strip()
     if sum(map(len, lines)) > FIELDS["config"]:
         raise ValueError(f"it has more than {FIELDS['config']} characters")
     if text.startswith("{"):
         try:
-            found = dict(json.loads(text, parse_constant=reject_constant))
+            config = dict(json.loads(text, parse_constant=reject_constant))
         except (ValueError, RecursionError):
             raise ValueError("it begins like JSON and is none") from None
-        check_storable(found)
-        return found
-    found = {}
+        check_storable(config)
+        return config
+    config = {}
     section = ""
     for line in lines:
         if not line.strip():
@@ -240,21 +240,21 @@ def parse_config(lines: Sequence[str]) -> dict[str, Any]:
             section = name
         else:
             within = section.split(".") if section and line[:1] == " " and "." not in name else []
-            set_value(found, [*within, *name.split(".")], value)
-    check_storable(found)
-    return found
+            set_value(config, [*within, *name.split(".")], value)
+    check_storable(config)
+    return config
 
 
-def set_value(found: dict[str, Any], path: Sequence[str], value: str) -> None:
+def set_value(config: dict[str, Any], path: Sequence[str], value: str) -> None:
     if len(path) < 2:
         raise ValueError(f"{path[0]} belongs to no section; write model.{path[0]}, recipe.{path[0]} or train.{path[0]}")
     for name in path[:-1]:
-        found = found.setdefault(name, {})
-        if not isinstance(found, dict):
+        config = config.setdefault(name, {})
+        if not isinstance(config, dict):
             raise ValueError(f"{'.'.join(path)} is set twice")
-    if path[-1] in found:
+    if path[-1] in config:
         raise ValueError(f"{'.'.join(path)} is set twice")
-    found[path[-1]] = parse_scalar(value)
+    config[path[-1]] = parse_scalar(value)
 
 
 def parse_scalar(value: str) -> Any:

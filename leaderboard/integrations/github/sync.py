@@ -101,21 +101,21 @@ def explain_foreign(repository: str, number: int | None) -> str:
     configured = client.get_configured_repository()
     if not configured:
         return "The site's repository is not on GitHub: set GITHUB_REPOSITORY."
-    known = client.find_known_repository(configured)
-    foreign = f"Entries come from pull requests of {known or configured} only."
-    if known is None or number is None:
-        if repository.lower() != (known.name if known else configured).lower():
+    own = client.find_known_repository(configured)
+    foreign = f"Entries come from pull requests of {own or configured} only."
+    if own is None or number is None:
+        if repository.lower() != (own.name if own else configured).lower():
             return foreign
         if number is not None:
             defaults = {"number": number, "name": repository}
             GitHubRepository.objects.get_or_create(configured=configured.lower(), defaults=defaults)
         return ""
-    if number != known.number:
-        is_namesake = repository.lower() in (known.name.lower(), known.configured)
-        hint = f"{repository} is another repository on GitHub now: its id was {known.number} and is {number}."
+    if number != own.number:
+        is_namesake = repository.lower() in (own.name.lower(), own.configured)
+        hint = f"{repository} is another repository on GitHub now: its id was {own.number} and is {number}."
         return f"{hint} If that is right, delete its row in the admin." if is_namesake else foreign
-    if repository != known.name:
-        rename_repository(known, repository)
+    if repository != own.name:
+        rename_repository(own, repository)
     return ""
 
 

@@ -23,13 +23,13 @@ class Command(BaseCommand):
         parser.add_argument("--eval-data", type=Path, help=evaluation_data.FOLDER_HELP)
 
     def handle(self, *args: Any, season: str | None, eval_data: Path | None, verbosity: int, **options: Any) -> None:
-        found = Season.objects.filter(name=season).first() if season else first_season.ensure_season()
-        if found is None:
+        chosen = Season.objects.filter(name=season).first() if season else first_season.ensure_season()
+        if chosen is None:
             raise CommandError(f"There is no season named {season!r}.")
         try:
-            first_season.prepare_season(found, show_progress=verbosity > 0)
+            first_season.prepare_season(chosen, show_progress=verbosity > 0)
         except SetupError as error:
             raise CommandError(str(error)) from error
-        self.stdout.write(f"{found}: dataset {found.dataset_hash[:12]}")
-        if lacking := evaluation_data.store_evaluation_data(found, evaluation_data.list_tasks(found), eval_data):
+        self.stdout.write(f"{chosen}: dataset {chosen.dataset_hash[:12]}")
+        if lacking := evaluation_data.store_evaluation_data(chosen, evaluation_data.list_tasks(chosen), eval_data):
             self.stderr.write(f"No evaluation data of {', '.join(lacking)}: runs are scored without it.")

@@ -96,8 +96,8 @@ def test_metrics_and_heartbeat_of_a_lease_take_few_queries(
 
     send_message("metrics", {"sequence": 1, "rows": [build_train_row(step) for step in range(50)]})
     send_message("heartbeat", {"phase": "running", "seconds": 1.0, "health": {"temperature_celsius": 61.5}})
-    # Two of a savepoint; lease, its time of metrics, batch, run, points, levels, points, run.
-    with django_assert_num_queries(10):
+    # Two of a savepoint; lease, its time of metrics, batch, run, points, count of points, run.
+    with django_assert_num_queries(9):
         send_message("metrics", {"sequence": 2, "rows": [build_train_row(step) for step in range(50, 100)]})
     with django_assert_num_queries(2):  # lease, renewal
         send_message("heartbeat", {"phase": "running", "seconds": 2.0})

@@ -6,7 +6,7 @@ from django.db import migrations, models
 class Migration(migrations.Migration):
 
     dependencies = [
-        ('leaderboard', '0002_families_and_rulings'),
+        ('leaderboard', '0004_remove_curve_levels_and_bounties'),
         ('scheduler', '0001_squashed_0008_lease_metrics_time'),
     ]
 
