@@ -86,8 +86,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
     """Mark quick tests that use a database or Redis: CI runs them again on PostgreSQL and a Redis server.
 
     Slow ones mark themselves `services`, if another database could change what they find. Of the tests that are
-    selected, files with slow ones and those of a browser go first, so that no worker begins one when the others have
-    nothing left to do. (pytest-django would put them last.)
+    selected, files with slow ones and those of a browser go first, then those of the trainer, so that no worker begins
+    a long one when the others have nothing left to do. (pytest-django would put them last.)
     """
     fixtures = {"db", "transactional_db", "redis_url"}
     for item in items:
@@ -98,7 +98,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
             item.add_marker("services")
     yield
     first = {item.path for item in items if item.get_closest_marker("slow") or item.get_closest_marker("browser")}
-    items.sort(key=lambda item: item.path not in first)
+    items.sort(key=lambda item: (item.path not in first, "trainer" not in item.path.parts))
 
 
 @pytest.fixture
