@@ -21,7 +21,6 @@ import hypothesis
 import pytest
 from django.conf import settings
 
-from tests.support.fork_server import ForkedPopen, ForkServer, run_fork_server
 from tests.support.waits import wait_until
 from trainer.accounting.cores import limit_spinning
 
@@ -87,8 +86,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
     """Mark quick tests that use a database or Redis: CI runs them again on PostgreSQL and a Redis server.
 
     Slow ones mark themselves `services`, if another database could change what they find. Of the tests that are
-    selected, files with slow ones and those of a browser go first, so that no worker begins one when the others have
-    nothing left to do. (pytest-django would put them last.)
+    selected, files with slow ones and those of a browser go first, then those of the trainer, so that no worker begins
+    a long one when the others have nothing left to do. (pytest-django would put them last.)
     """
     fixtures = {"db", "transactional_db", "redis_url"}
     for item in items:
@@ -99,7 +98,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
             item.add_marker("services")
     yield
     first = {item.path for item in items if item.get_closest_marker("slow") or item.get_closest_marker("browser")}
-    items.sort(key=lambda item: item.path not in first)
+    items.sort(key=lambda item: (item.path not in first, "trainer" not in item.path.parts))
 
 
 @pytest.fixture
@@ -202,19 +201,6 @@ def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         server.terminate()
         server.wait()
         shutil.rmtree(folder)
-
-
-@pytest.fixture(scope="session")
-def fork_server() -> Iterator[ForkServer]:
-    with run_fork_server() as server:
-        yield server
-
-
-@pytest.fixture
-def forked_python(fork_server: ForkServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let this process fork `python -m trainer...` from a process that has loaded torch, instead of executing it."""
-    monkeypatch.setattr(ForkedPopen, "address", fork_server.address)
-    monkeypatch.setattr(subprocess, "Popen", ForkedPopen)
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ import pytest
 from tests.support.tiny import TINY, TINY_TRACED
 
 # jsonargparse asks on each parse which module calls it. Of pytest's 80 frames the whole `stack` takes 35 ms.
-jsonargparse._core.inspect = SimpleNamespace(  # type: ignore[attr-defined]
+jsonargparse._core.inspect = SimpleNamespace(  # type: ignore[assignment,attr-defined]
     **{**vars(inspect), "stack": lambda: [(sys._getframe(depth),) for depth in (1, 2)]}
 )
 _frozen_modules: list[int] = [0]

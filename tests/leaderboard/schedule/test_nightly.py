@@ -163,11 +163,11 @@ def set_zone(hour: int, minute: int, zone: str) -> None:
 
 
 @pytest.mark.parametrize(("hour", "minute"), [(1, 0), (2, 30), (23, 50)])
-@pytest.mark.parametrize("first", [date(2026, 3, 26), date(2026, 10, 22)], ids=["spring", "autumn"])
+@pytest.mark.parametrize("first", [date(2026, 3, 28), date(2026, 10, 24)], ids=["spring", "autumn"])
 def test_each_local_date_has_one_night_when_clocks_change(track: Track, hour: int, minute: int, first: date) -> None:
     set_zone(hour, minute, "Europe/Berlin")
     zone = ZoneInfo("Europe/Berlin")
-    dates = [first + timedelta(days=number) for number in range(6)]
+    dates = [first + timedelta(days=number) for number in range(3)]
     for day in dates:
         due = datetime.combine(day, time(hour, minute), zone)
         for moment in sorted(due.replace(fold=fold).astimezone(UTC) for fold in (0, 1)):

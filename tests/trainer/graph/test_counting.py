@@ -27,6 +27,7 @@ from trainer.models.base import Recipe, pad_vocabulary
 from trainer.training.model_sources import BuiltModel
 
 
+@functools.cache
 def count(name: str, **fields: object) -> TrainingCost:
     return count_training_cost(build_model_without_data(trace(name, **fields)))
 

@@ -79,7 +79,7 @@ BROKEN_CODE_GENERATOR = InductorError(RuntimeError("ptxas ended with exit code 2
     ids=["inductor", "broken"],
 )
 def test_broken_compilation_is_infrastructure_if_the_model_runs_without(
-    train: Train,
+    fail: Train,
     tmp_path: Path,
     error: Exception,
     reasons: list[str],
@@ -90,7 +90,7 @@ def test_broken_compilation_is_infrastructure_if_the_model_runs_without(
         raise error
 
     monkeypatch.setattr(compilation, "BACKEND", backend)
-    assert train(tmp_path, "--budget", "2steps", "--train.compile", "true") == 1
+    assert fail("none", "--budget", "2steps", "--train.compile", "true") == 1
     failure, errors = json.loads((tmp_path / "failure.json").read_text()), capsys.readouterr().err
     assert failure["cause"] == "infrastructure"
     assert all(reason in failure["reason"] and reason in errors for reason in reasons)
@@ -98,20 +98,20 @@ def test_broken_compilation_is_infrastructure_if_the_model_runs_without(
 
 
 def test_error_inside_the_compiler_is_infrastructure(
-    train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fail: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def break_guards(*arguments: object, **options: object) -> NoReturn:
         raise RuntimeError("no guards on this Python")
 
     monkeypatch.setattr(compilation, "BACKEND", "aot_eager")
     monkeypatch.setattr(convert_frame, "CheckFunctionManager", break_guards)
-    assert train(tmp_path, "--budget", "2steps", "--train.compile", "true") == 1
+    assert fail("none", "--budget", "2steps", "--train.compile", "true") == 1
     reason = json.loads((tmp_path / "failure.json").read_text())["reason"]
     assert "torch.compile failed on this machine: RuntimeError: no guards" in reason
 
 
 def test_broken_compilation_is_the_models_if_it_fails_without(
-    train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fail: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail_eagerly(*arguments: object) -> NoReturn:
         raise RuntimeError("the tensors do not fit")
@@ -121,7 +121,7 @@ def test_broken_compilation_is_the_models_if_it_fails_without(
         raise BROKEN_CODE_GENERATOR
 
     monkeypatch.setattr(compilation, "BACKEND", backend)
-    assert train(tmp_path, "--budget", "2steps", "--train.compile", "true") == 3
+    assert fail("none", "--budget", "2steps", "--train.compile", "true") == 3
     failure = json.loads((tmp_path / "failure.json").read_text())
     assert (failure["cause"], "the tensors do not fit" in failure["reason"]) == ("model", True)
 
@@ -208,6 +208,7 @@ def test_run_says_once_why_its_model_is_compiled_as_several_graphs(
     assert "tests/support/failing_models.py" in line
 
 
+@pytest.mark.slow
 def test_short_last_batch_of_an_evaluation_is_not_compiled_again(
     train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -215,8 +216,8 @@ def test_short_last_batch_of_an_evaluation_is_not_compiled_again(
     losses = []
     for is_compiled in (True, False):
         out = tmp_path / str(is_compiled)
-        flags = ("--train.compile", is_compiled, "--train.micro-batch", "4", "--train.dev-tokens", 7 * 32)
+        flags = ("--train.compile", is_compiled, "--train.micro-batch", 4, "--train.dev-tokens", 7 * 32)
         with dynamo_config.patch(recompile_limit=2):
-            assert train(out, "--budget", "1steps", *flags) == 0
+            assert train(out, "--budget", "1steps", "--model.depth", 1, *flags) == 0
         losses.append([row["loss"] for row in lines(out, "dev")])
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
