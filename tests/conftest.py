@@ -21,6 +21,7 @@ import hypothesis
 import pytest
 from django.conf import settings
 
+from tests.support.fork_server import ForkedPopen, ForkServer, run_fork_server
 from tests.support.waits import wait_until
 from trainer.accounting.cores import limit_spinning
 
@@ -201,6 +202,19 @@ def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         server.terminate()
         server.wait()
         shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="session")
+def fork_server() -> Iterator[ForkServer]:
+    with run_fork_server() as server:
+        yield server
+
+
+@pytest.fixture
+def forked_python(fork_server: ForkServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let this process fork `python -m trainer...` from a process that has loaded torch, instead of executing it."""
+    monkeypatch.setattr(ForkedPopen, "address", fork_server.address)
+    monkeypatch.setattr(subprocess, "Popen", ForkedPopen)
 
 
 @pytest.fixture

@@ -19,6 +19,7 @@ import pytest
 
 from dailytrain.rehearsal.scaled_tracks import scale_fields
 from leaderboard.schedule.track_templates import TEMPLATES
+from tests.support.fork_server import ForkServer
 from tests.support.live_site import list_processes, make_repository
 from tests.support.paths import REPOSITORY
 from tests.support.waits import WAIT_SECONDS
@@ -55,13 +56,13 @@ def folder() -> Iterator[Path]:
 
 
 @pytest.fixture
-def environment(tmp_path: Path) -> dict[str, str]:
-    """Return a site's environment whose main is this checkout's trainer."""
+def environment(tmp_path: Path, fork_server: ForkServer) -> dict[str, str]:
+    """Return a site's environment whose main is this checkout's trainer, and whose nodes fork their jobs."""
     repository = tmp_path / "repository"
     repository.mkdir()
     make_repository(repository)
     home = {"DAILYTRAIN_HOME": str(tmp_path / "production"), "MAIN_REPOSITORY": str(repository)}
-    return {**os.environ, **home, "COLUMNS": "160"}
+    return {**os.environ, **home, "COLUMNS": "160", **fork_server.environment}
 
 
 def start_rehearsal(folder: Path, environment: dict[str, str], *arguments: str) -> subprocess.Popen[str]:
@@ -72,7 +73,7 @@ def start_rehearsal(folder: Path, environment: dict[str, str], *arguments: str) 
 
 @pytest.mark.timeout(5400)
 def test_night_is_rehearsed_up_to_the_decision_about_a_record(
-    folder: Path, tmp_path: Path, environment: dict[str, str]
+    folder: Path, tmp_path: Path, environment: dict[str, str], fork_server: ForkServer
 ) -> None:
     rehearsal = start_rehearsal(folder, environment, NIGHT, "--scale", "1e-5")
     printed, _ = rehearsal.communicate()
@@ -93,6 +94,7 @@ def test_night_is_rehearsed_up_to_the_decision_about_a_record(
     logs = {path.name for path in (folder / "log").iterdir()}
     assert {"web.log", "worker.log", "node-first.log", "node-second.log", "run-1.log"} <= logs
     assert list_processes(folder) == {}
+    assert fork_server.list_forked() == []
     with contextlib.closing(sqlite3.connect(tmp_path / "production" / "db.sqlite3")) as own:
         assert own.execute("SELECT name FROM sqlite_master").fetchall() == [], "the site's own database was only read"
 

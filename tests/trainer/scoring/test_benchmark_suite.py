@@ -63,6 +63,7 @@ def score_suite(run: Path, data: Path, names: str, limit: int) -> dict[str, Any]
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_python")
 def test_metrics_have_standard_errors_and_missing_data_is_listed(tmp_path):
     run, data = write_run(tmp_path / "run"), write_data(tmp_path / "data")
     (data / "lambada_openai" / "test.jsonl.gz").unlink()
@@ -110,6 +111,7 @@ def test_corrected_metric_is_unbiased_and_its_error_honest():
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_python")
 def test_real_benchmarks_are_read_from_local_files(tmp_path):
     data = DATA / "eval"
     if not data.is_dir():

@@ -16,7 +16,7 @@ from tests.support.waits import WAIT_SECONDS, wait_until
 from trainer.checkpoint.files import get_checkpoint_step, list_checkpoints
 from trainer.checkpoint.store import find_latest_checkpoint
 
-pytestmark = [pytest.mark.processes, pytest.mark.slow]
+pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.usefixtures("forked_python")]
 
 STEPS = 400
 
