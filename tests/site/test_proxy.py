@@ -291,8 +291,9 @@ def test_uploads_of_one_lease_are_limited(start_proxy: Callable[..., str]) -> No
 def test_uploads_with_invented_tokens_take_no_place_of_others(start_proxy: Callable[..., str]) -> None:
     url = start_proxy("10.0.0.0/8", upload_rate="1r/m")  # and 64 at once, whatever the load of the machine
     with ExitStack() as stack:
-        for _ in range(70):
-            stack.enter_context(start_upload(url, "invented", PIECE_BYTES, b"x"))
+        for number in range(140):
+            sender = ("127.0.0.1", "127.0.0.3")[number % 2]
+            stack.enter_context(start_upload(url, "invented", PIECE_BYTES, b"x", sender=sender))
         known = stack.enter_context(start_upload(url, "known", 1, b"x", sender="127.0.0.2"))
         assert read_status(known) == 200
         refused = stack.enter_context(start_upload(url, "invented", PIECE_BYTES, b"x"))
