@@ -73,7 +73,8 @@ async def dispatch(scope: Scope, receive: Receive, send: Send) -> None:
         except TimeoutError:
             return await refuse(send, 408, "The body did not arrive in time.")
     if not is_download:
-        return await application(scope, receive, send)
+        await application(scope, receive, send)
+        return
     scope[DISCONNECTED] = Event()
     watch = asyncio.create_task(watch_disconnect(receive, scope[DISCONNECTED]))
     try:
