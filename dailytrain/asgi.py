@@ -64,22 +64,22 @@ async def dispatch(scope: Scope, receive: Receive, send: Send) -> None:
     application = choose_application(scope)
     method = scope["method"] if scope["type"] == "http" else ""
     if application is file_application and method == "PUT":
-        return await receive_upload(scope, receive, send)
-    is_download = application is file_application and method in ("GET", "HEAD")
-    if method and not is_download:
+        await receive_upload(scope, receive, send)
+    elif application is file_application and method in ("GET", "HEAD"):
+        scope[DISCONNECTED] = Event()
+        watch = asyncio.create_task(watch_disconnect(receive, scope[DISCONNECTED]))
+        try:
+            await application(scope, receive, send)
+        finally:
+            watch.cancel()
+    else:
         try:
             async with asyncio.timeout(BODY_SECONDS):
-                receive = await read_whole_body(scope, receive)
+                receive = await read_whole_body(scope, receive) if method else receive
         except TimeoutError:
-            return await refuse(send, 408, "The body did not arrive in time.")
-    if not is_download:
-        return await application(scope, receive, send)
-    scope[DISCONNECTED] = Event()
-    watch = asyncio.create_task(watch_disconnect(receive, scope[DISCONNECTED]))
-    try:
+            await refuse(send, 408, "The body did not arrive in time.")
+            return
         await application(scope, receive, send)
-    finally:
-        watch.cancel()
 
 
 async def receive_upload(scope: Scope, receive: Receive, send: Send) -> None:
@@ -94,7 +94,8 @@ async def receive_upload(scope: Scope, receive: Receive, send: Send) -> None:
             return {"type": "http.disconnect"}
 
     if running_uploads.count(lease) >= UPLOADS_PER_LEASE:
-        return await refuse(send, 503, "Too many uploads of this lease at a time.")
+        await refuse(send, 503, "Too many uploads of this lease at a time.")
+        return
     running_uploads.append(lease)
     try:
         await file_application(scope, receive_in_time, send)

@@ -146,12 +146,13 @@ def start_proxy(tmp_path: Path, upstream: Upstream) -> Iterator[Callable[..., st
         pytest.skip("nginx is not installed (apt install nginx-light)")
     started: list[subprocess.Popen[bytes]] = []
 
-    def start(trusted_proxies: str, cache_seconds: str = PROXY_SECONDS) -> str:
+    def start(trusted_proxies: str, cache_seconds: str = PROXY_SECONDS, upload_rate: str = "20r/s") -> str:
         port, upstream.cache_seconds = find_free_port(), cache_seconds
         replacements = {
             "${TRUSTED_PROXIES}": trusted_proxies,
             "listen 8000;": f"listen 127.0.0.1:{port};",
             "server web:8000;": f"server 127.0.0.1:{upstream.port};",
+            "rate=20r/s": f"rate={upload_rate}",
             "/tmp/pages": f"{tmp_path}/pages",
             "/tmp/uploads": f"{tmp_path}/uploads",
             "proxy_cache_valid 200 1s;": f"proxy_cache_valid 200 {cache_seconds}s;",
@@ -288,10 +289,11 @@ def test_uploads_of_one_lease_are_limited(start_proxy: Callable[..., str]) -> No
 
 
 def test_uploads_with_invented_tokens_take_no_place_of_others(start_proxy: Callable[..., str]) -> None:
-    url = start_proxy("10.0.0.0/8")
+    url = start_proxy("10.0.0.0/8", upload_rate="1r/m")  # and 64 at once, whatever the load of the machine
     with ExitStack() as stack:
-        for _ in range(70):
-            stack.enter_context(start_upload(url, "invented", PIECE_BYTES, b"x"))
+        for number in range(140):
+            sender = ("127.0.0.1", "127.0.0.3")[number % 2]
+            stack.enter_context(start_upload(url, "invented", PIECE_BYTES, b"x", sender=sender))
         known = stack.enter_context(start_upload(url, "known", 1, b"x", sender="127.0.0.2"))
         assert read_status(known) == 200
         refused = stack.enter_context(start_upload(url, "invented", PIECE_BYTES, b"x"))

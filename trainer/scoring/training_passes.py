@@ -19,8 +19,9 @@ from trainer.scoring.passes import TRAINING_DRAWS as DRAWS
 VARIANCES = 2.0  # of a token's loss by the mean logits, by which the mean losses of both graphs may differ
 STDERRS = 4.0  # of the difference
 MAX_SHARE = 0.01
-"""Of the mean loss, by which they may differ. A transformer of 3 layers after 500 steps differed by 0.24 % with dropout
-of 0.1 at every place, 0.05 % with 0.5, -0.12 % with 0.3 after each branch."""
+"""Of the mean loss, by which they may differ. Measured on a transformer of 3 layers after 500 steps: 0.24 % with
+dropout of 0.1 at every place, 0.05 % with 0.5, -0.12 % with 0.3 after each branch, 0.19 % with 0.3 of branches dropped.
+"""
 ROUNDING = 2.0**-13
 """Difference of both graphs by rounding, as a share of the mean loss: the order of sums may differ."""
 
