@@ -7,8 +7,6 @@ until its node hands it back; `job_handlers.train` then stops it. Never for succ
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from django.db import transaction
 from django.db.models import F, Q, QuerySet
 
@@ -65,9 +63,9 @@ def judge_run(run: Run, twin: int, ladder: Ladder) -> bool:
 
 def load_losses(run: int, full: float) -> dict[float, futility.DevLoss]:
     """Return a run's dev losses at the looks. A look without an evaluation is missing."""
-    rows = CurvePoint.objects.filter(run=run, series=CurvePoint.Series.DEV, bits_per_byte__isnull=False)
-    points = [futility.DevLoss(*row) for row in rows.order_by("step").values_list("flops", "bits_per_byte")]
-    return futility.select_looks(points, full)
+    rows = CurvePoint.objects.filter(run=run, series=CurvePoint.Series.DEV)
+    points = rows.order_by("step").values_list("flops", "bits_per_byte")
+    return futility.select_looks([futility.DevLoss(flops, bits) for flops, bits in points if bits is not None], full)
 
 
 def has_same_recipe(run: Run) -> bool:
@@ -75,8 +73,8 @@ def has_same_recipe(run: Run) -> bool:
     own, other = run.graph, run.graph.baseline_graph if run.graph else None
     if own is None or other is None or not (own.summary.get("recipe") and other.summary.get("recipe")):
         return False  # graphs of older nodes have no recipe
-    recipes: list[Mapping[str, object]] = [name_groups(graph.summary["recipe"]) for graph in (own, other)]
-    return not list_changed_settings(*recipes) and own.config.get("train") == other.config.get("train")
+    changed = list_changed_settings(name_groups(own.summary["recipe"]), name_groups(other.summary["recipe"]))
+    return not changed and own.config.get("train") == other.config.get("train")
 
 
 @transaction.atomic
@@ -85,6 +83,7 @@ def store_look(run: Run, fraction: float, look: futility.Look) -> bool:
 
     The author and the site get back the hours of the day that the entry will not use.
     """
+    assert run.job_id is not None, "a run in training has a job"
     job = Job.objects.select_for_update(no_key=True).get(pk=run.job_id)  # its run changes with it only
     rows = Run.objects.filter(pk=run.pk, state=Run.State.TRAINING, goes_on=False, is_behind=False)
     if not rows.exists():

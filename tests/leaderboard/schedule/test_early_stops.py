@@ -15,7 +15,7 @@ from django.utils import timezone
 
 from leaderboard import actions, runs, tasks
 from leaderboard.integrations.github import entry_status
-from leaderboard.models import CurvePoint, Entry, Run, Track
+from leaderboard.models import CurvePoint, Entry, Run, TracedGraph, Track
 from leaderboard.run_states import RunError
 from leaderboard.schedule import early_stops, ladder
 from leaderboard.submissions import policy
@@ -67,11 +67,13 @@ def start_run(race_track: Track) -> Start:
         graph = store_graph(idea)
         graph.summary = attach_graph(graph.job, recipe=recipe)
         graph.hash = graph.summary["hash"]
-        graph.baseline_graph = race_track.season.baseline.graphs.get()
+        graph.baseline_graph = TracedGraph.objects.get(entry=race_track.season.baseline_id)
         graph.save()
         run = scene.create_run(idea, state=Run.State.QUEUED, **{"graph": graph, "seed": 2, **fields})
         Job.objects.filter(run=run).update(limits=race_track.training_limits().model_dump())
-        lease = lease_job(run.job, Node.objects.get_or_create(name="cellar", state=Node.State.ONLINE)[0])
+        lease = lease_job(
+            Job.objects.get(run=run), Node.objects.get_or_create(name="cellar", state=Node.State.ONLINE)[0]
+        )
         run.refresh_from_db()
         return run, lease
 
@@ -134,19 +136,17 @@ def test_run_that_must_not_stop_is_not_compared(start_run: Start, fields: dict[s
 @pytest.mark.parametrize("change", ["rate", "batch", "unknown"])
 def test_entry_with_another_recipe_has_a_wider_bound(start_run: Start, change: str) -> None:
     run, _ = start_run(recipe={"rate": FASTER, "batch": RECIPE, "unknown": {}}[change])
-    run.graph.config = {"train": {"batch": 16 if change == "batch" else 8}}
-    run.graph.save()
-    run.graph.baseline_graph.config = {"train": {"batch": 8}}
-    run.graph.baseline_graph.save()
+    TracedGraph.objects.update(config={"train": {"batch": 8}})
+    if change == "batch":
+        TracedGraph.objects.filter(runs=run).update(config={"train": {"batch": 16}})
     assert not look(run, 0.7, 0.25).is_behind, "its curve may yet cross the baseline's"
     assert look(run, 0.1, 0.5).is_behind
 
 
 def test_maintainer_lets_a_stopped_run_go_on_to_its_end(start_run: Start, maintainer: User) -> None:
     run, lease = start_run()
-    author = User.objects.create_user("ada")
-    Entry.objects.filter(pk=run.entry_id).update(requested_by=author)
-    create_checkpoint(run.job, 100)
+    Entry.objects.filter(pk=run.entry_id).update(requested_by=(author := User.objects.create_user("ada")))
+    create_checkpoint(Job.objects.get(run=run), 100)
     look(run, 0.7, 0.25)
     end_lease(lease, "released")
     run = Run.objects.get(pk=run.pk)
@@ -155,7 +155,7 @@ def test_maintainer_lets_a_stopped_run_go_on_to_its_end(start_run: Start, mainta
     actions.perform_run_action(run, "go-on", maintainer, is_maintainer=True)
     run.refresh_from_db()
     assert (run.state, run.is_behind, run.goes_on, run.counts, run.finished_at) == ("queued", False, True, False, None)
-    lease_job(run.job, lease.node)
+    lease_job(Job.objects.get(run=run), lease.node)
     for until in futility.LOOKS:
         assert (look(run, 0.2, until).state, run.is_behind) == ("training", False), "nothing stops it again"
     assert (run.look_fraction, Job.objects.get(run=run).stop_requested) == (0.25, ""), "the verdict stays readable"
@@ -164,8 +164,8 @@ def test_maintainer_lets_a_stopped_run_go_on_to_its_end(start_run: Start, mainta
 def test_run_that_ends_before_its_node_reads_the_request_is_scored(start_run: Start) -> None:
     run, _ = start_run()
     look(run, 0.7, 0.5)
-    create_checkpoint(run.job, 800)
-    finish_job(run.job, {"step": 800})
+    create_checkpoint(Job.objects.get(run=run), 800)
+    finish_job(Job.objects.get(run=run), {"step": 800})
     run.refresh_from_db()
     assert run.state == "scoring"
 
@@ -194,7 +194,7 @@ def test_seeds_of_entries_are_those_of_the_ladder_where_runs_stop(race_track: Tr
 def test_database_refuses_stops_of_other_runs(start_run: Start) -> None:
     run, _ = start_run()
     found = {"look_fraction": 0.25, "look_behind": 0.3, "look_error": 0.02, "is_behind": True}
-    others = ({"purpose": "confirmation"}, {"purpose": "ladder"}, {"goes_on": True}, {"look_error": None})
+    others: Any = ({"purpose": "confirmation"}, {"purpose": "ladder"}, {"goes_on": True}, {"look_error": None})
     for fields in (*({**found, **other} for other in others), {**found, "look_behind": -0.1}, {"state": "stopped"}):
         with pytest.raises(IntegrityError), transaction.atomic():
             Run.objects.filter(pk=run.pk).update(**fields)
