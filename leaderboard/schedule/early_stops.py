@@ -15,8 +15,8 @@ from leaderboard.rankings.standings import compute_standings
 from leaderboard.schedule.failures import isolate_track
 from leaderboard.submissions import policy
 from leaderboard.submissions.families import list_changed_settings, name_groups
-from scheduler import transitions
-from scheduler.models import SITE_ACTOR, Job
+from scheduler import node_vetting, transitions
+from scheduler.models import SITE_ACTOR, Job, Lease
 from trainer.scoring.multiplier import Ladder, futility
 
 
@@ -36,7 +36,13 @@ def stop_runs_on(track: Track) -> int:
         return 0
     twins = {run.seed: run.run for run in standings.ladder_runs if run.budget == track.budget}
     ladder = standings.comparison.ladder
-    return sum(judge_run(run, twins[run.seed], ladder) for run in due if run.seed in twins)
+    return sum(judge_run(run, twins[run.seed], ladder) for run in due if run.seed in twins and has_vetted_nodes(run))
+
+
+def has_vetted_nodes(run: Run) -> bool:
+    """Whether its losses come from nodes whose results count: another's machine could end a run by a false report."""
+    leases = Lease.objects.filter(job=run.job_id).select_related("node")
+    return all(node_vetting.is_result_accepted(lease.node) for lease in leases)
 
 
 def find_due_runs(track: Track) -> QuerySet[Run]:

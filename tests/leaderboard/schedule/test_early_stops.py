@@ -71,9 +71,8 @@ def start_run(race_track: Track) -> Start:
         graph.save()
         run = scene.create_run(idea, state=Run.State.QUEUED, **{"graph": graph, "seed": 2, **fields})
         Job.objects.filter(run=run).update(limits=race_track.training_limits().model_dump())
-        lease = lease_job(
-            Job.objects.get(run=run), Node.objects.get_or_create(name="cellar", state=Node.State.ONLINE)[0]
-        )
+        cellar, _ = Node.objects.get_or_create(name="cellar", state=Node.State.ONLINE, trusted=True)
+        lease = lease_job(Job.objects.get(run=run), cellar)
         run.refresh_from_db()
         return run, lease
 
@@ -159,6 +158,14 @@ def test_maintainer_lets_a_stopped_run_go_on_to_its_end(start_run: Start, mainta
     for until in futility.LOOKS:
         assert (look(run, 0.2, until).state, run.is_behind) == ("training", False), "nothing stops it again"
     assert (run.look_fraction, Job.objects.get(run=run).stop_requested) == (0.25, ""), "the verdict stays readable"
+
+
+def test_losses_of_a_node_whose_results_do_not_count_yet_stop_nothing(start_run: Start) -> None:
+    run, lease = start_run()
+    Node.objects.filter(pk=lease.node_id).update(trusted=False)
+    assert look(run, 0.7, 0.25).look_fraction is None
+    Node.objects.filter(pk=lease.node_id).update(valid_in_a_row=100)
+    assert look(run, 0.7, 0.25).is_behind
 
 
 def test_run_that_ends_before_its_node_reads_the_request_is_scored(start_run: Start) -> None:
