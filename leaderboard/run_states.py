@@ -107,7 +107,7 @@ def apply_event(run: Run, event: RunEvent, *, actor: str, message: str, **fields
     if step.to in (State.FINISHED, *Run.WITHOUT_RESULT):
         fields |= {"finished_at": timezone.now(), "counts": is_attempt(run, event, fields.get("cause", ""))}
     elif {State.FAILED, State.STOPPED} & {*step.since}:
-        fields |= {"cause": "", "finished_at": None, "counts": False}
+        fields |= {"cause": "", "finished_at": None, "counts": False, "is_behind": False}
     if step.new_job:
         fields[step.new_job].save()
     fields = {"reason": "", **fields, "revision": F("revision") + 1}

@@ -227,7 +227,7 @@ def retry_run(run: Run, *, actor: str) -> None:
 def let_go_on(run: Run, *, actor: str) -> None:
     """Queue a stopped run again, from its last checkpoint; nothing stops it again. Raises RunError."""
     message = f"{actor} lets it go on. It was stopped {run.describe_look()}"
-    apply_event(run, RunEvent.GO_ON, actor=actor, message=message, is_behind=False, goes_on=True)
+    apply_event(run, RunEvent.GO_ON, actor=actor, message=message, goes_on=True)
 
 
 def build_score_job(run: Run) -> Job:

@@ -240,5 +240,8 @@ class Entry(models.Model):
         )
 
 
-FOR_PERSONS = (Entry.Obstacle.PYTHON, Entry.Obstacle.REOPENED, Entry.Obstacle.ANONYMOUS, Entry.Obstacle.UNKNOWN)
+FOR_PERSONS = (
+    *(Entry.Obstacle.PYTHON, Entry.Obstacle.REOPENED, Entry.Obstacle.ANONYMOUS, Entry.Obstacle.UNKNOWN),
+    Entry.Obstacle.BEHIND,
+)
 """Obstacles that neither time nor another commit removes."""

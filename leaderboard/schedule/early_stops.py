@@ -15,7 +15,7 @@ from leaderboard.rankings.standings import compute_standings
 from leaderboard.schedule.failures import isolate_track
 from leaderboard.submissions import policy
 from leaderboard.submissions.families import list_changed_settings, name_groups
-from scheduler import node_vetting, transitions
+from scheduler import transitions
 from scheduler.models import SITE_ACTOR, Job, Lease
 from trainer.scoring.multiplier import Ladder, futility
 
@@ -30,19 +30,19 @@ def stop_runs_behind() -> int:
 
 
 def stop_runs_on(track: Track) -> int:
-    due = list(find_due_runs(track).select_related("track", "graph__baseline_graph"))
+    due = list(find_due_runs(track).select_related("track__season", "graph__baseline_graph"))
     standings = compute_standings(track, entries=()) if due else None
     if standings is None or standings.comparison is None:
         return 0
     twins = {run.seed: run.run for run in standings.ladder_runs if run.budget == track.budget}
     ladder = standings.comparison.ladder
-    return sum(judge_run(run, twins[run.seed], ladder) for run in due if run.seed in twins and has_vetted_nodes(run))
+    pairs = [(run, twins[run.seed]) for run in due if run.seed in twins]
+    return sum(judge_run(run, twin, ladder) for run, twin in pairs if have_trusted_nodes(run.pk, twin))
 
 
-def has_vetted_nodes(run: Run) -> bool:
-    """Whether its losses come from nodes whose results count: another's machine could end a run by a false report."""
-    leases = Lease.objects.filter(job=run.job_id).select_related("node")
-    return all(node_vetting.is_result_accepted(lease.node) for lease in leases)
+def have_trusted_nodes(*runs: int) -> bool:
+    """Whether the runs' losses come from trusted nodes alone: no replay compares them, so others could end a run."""
+    return not Lease.objects.filter(job__run__in=runs, node__trusted=False).exists()
 
 
 def find_due_runs(track: Track) -> QuerySet[Run]:
@@ -77,8 +77,13 @@ def load_losses(run: int, full: float) -> dict[float, futility.DevLoss]:
 def has_same_recipe(run: Run) -> bool:
     """Whether rates, schedule and batch are the baseline's, so that the two curves have the same shape."""
     own, other = run.graph, run.graph.baseline_graph if run.graph else None
-    if own is None or other is None or not (own.summary.get("recipe") and other.summary.get("recipe")):
-        return False  # graphs of older nodes have no recipe
+    if (
+        own is None
+        or other is None
+        or other.entry_id != run.track.season.baseline_id
+        or not (own.summary.get("recipe") and other.summary.get("recipe"))
+    ):
+        return False  # graphs of older nodes have no recipe, and the baseline may have changed
     changed = list_changed_settings(name_groups(own.summary["recipe"]), name_groups(other.summary["recipe"]))
     return not changed and own.config.get("train") == other.config.get("train")
 

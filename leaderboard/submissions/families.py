@@ -19,6 +19,7 @@ from typing_extensions import TypedDict
 
 from leaderboard import graphs
 from leaderboard.models import Entry, Run, Standing, TracedGraph
+from scheduler.models import Job
 from trainer.scoring.multiplier.ladder import compute_t_quantile
 
 NEAR = 0.46
@@ -126,16 +127,22 @@ def find_first_runner(entry: Entry) -> Entry | None:
     """Return an approved entry of the same family that has no verdict yet, for which this one waits."""
     approved = Entry.objects.filter(family=entry.family_id, state=Entry.State.APPROVED).exclude(pk=entry.pk)
     scored = Q(runs__bits_per_byte__isnull=False, runs__state=Run.State.FINISHED, runs__budget=entry.track.budget)
-    return approved.filter(runs__state__in=Run.UNFINISHED).exclude(scored).order_by("pk").first()
+    approved = approved.filter(runs__state__in=Run.UNFINISHED).exclude(scored)
+    return approved.exclude(runs__job__state=Job.State.HELD).order_by("pk").first()  # its author may hold it for ever
 
 
 def find_member_behind(entry: Entry) -> Entry | None:
-    """Return the first other entry of its family that stopped or is below 1 with confidence; None if one is not."""
+    """Return the first other entry of its family that stopped or is below 1 with confidence; None if one is not.
+
+    None too if a single other author made them: a spoiled copy shall not hold up the idea of others.
+    """
     others = Entry.objects.filter(family=entry.family_id).exclude(pk=entry.pk)
     if others.filter(standings__table__axis="flops", standings__multiplier_high__gte=1).exists():
         return None
     is_below = Q(standings__table__axis="flops", standings__multiplier_high__lt=1)
-    return others.filter(is_below | Q(runs__state=Run.State.STOPPED)).order_by("pk").first()
+    behind = list(others.filter(is_below | Q(runs__state=Run.State.STOPPED)).order_by("pk").distinct())
+    authors = {member.author for member in behind}
+    return behind[0] if entry.author in authors or len(authors) > 1 else None
 
 
 @dataclass(frozen=True)

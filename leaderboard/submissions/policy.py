@@ -23,7 +23,7 @@ from scheduler.models import SITE_ACTOR, Event
 
 logger = logging.getLogger(__name__)
 Obstacle = Entry.Obstacle
-FINAL = (Obstacle.PYTHON, Obstacle.REOPENED, Obstacle.SMOKE, Obstacle.BEHIND)
+FINAL = (Obstacle.PYTHON, Obstacle.REOPENED, Obstacle.SMOKE)
 """Obstacles that last until a person decides or another smoke test ends."""
 DAY = timedelta(hours=24)
 

@@ -69,13 +69,15 @@ def get_approval_status(entry: Entry, now: datetime) -> EntryStatus:
     todo = f"A maintainer reads the diff, then writes `/approve {entry.sha[:8]}` here or approves it in the admin."
     if entry.kind in smoke_tests.SMOKE_KINDS and not entry.smoke:
         todo += " Before that, `/train smoke` by a maintainer starts the smoke test."
-    if entry.track.approval != Track.Approval.MAINTAINER and not entry.needs_person:
+    is_behind = entry.obstacle == Entry.Obstacle.BEHIND
+    if entry.track.approval != Track.Approval.MAINTAINER and (is_behind or not entry.needs_person):
         obstacle = entry.get_obstacle_display() or "Its track's policy decides within a minute."
         judged = {Entry.Obstacle.DUPLICATE: entry.duplicate_of, Entry.Obstacle.BEHIND: entry.waits_for}
         twin = judged.get(Entry.Obstacle(entry.obstacle)) if entry.obstacle else None
         verdict = f" Its verdict: {get_entry_status(twin, now).line}" if twin else ""
         message = f"Commit `{entry.sha[:8]}` is not approved yet. {obstacle}{smoke}{verdict}"
-        todo = "" if entry.obstacle else "nothing, the decision comes by itself."
+        if not is_behind:
+            todo = "" if entry.obstacle else "nothing, the decision comes by itself."
     return EntryStatus("Waits for approval", message, todo)
 
 

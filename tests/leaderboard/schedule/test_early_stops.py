@@ -160,12 +160,24 @@ def test_maintainer_lets_a_stopped_run_go_on_to_its_end(start_run: Start, mainta
     assert (run.look_fraction, Job.objects.get(run=run).stop_requested) == (0.25, ""), "the verdict stays readable"
 
 
-def test_losses_of_a_node_whose_results_do_not_count_yet_stop_nothing(start_run: Start) -> None:
+def test_losses_of_an_untrusted_node_stop_nothing(start_run: Start) -> None:
     run, lease = start_run()
-    Node.objects.filter(pk=lease.node_id).update(trusted=False)
+    Node.objects.filter(pk=lease.node_id).update(trusted=False, valid_in_a_row=100)
     assert look(run, 0.7, 0.25).look_fraction is None
-    Node.objects.filter(pk=lease.node_id).update(valid_in_a_row=100)
+    Node.objects.filter(pk=lease.node_id).update(trusted=True)
     assert look(run, 0.7, 0.25).is_behind
+
+
+def test_run_behind_that_its_node_fails_is_compared_again_after_a_retry(start_run: Start) -> None:
+    run, lease = start_run()
+    assert look(run, 0.7, 0.125).is_behind
+    end_lease(lease, "failed", cause="infrastructure")
+    Run.objects.filter(pk=run.pk).update(state=Run.State.FAILED, cause="infrastructure")
+    Job.objects.filter(run=run).update(state=Job.State.FAILED)
+    run.refresh_from_db()
+    runs.retry_run(run, actor="ada")
+    run.refresh_from_db()
+    assert (run.state, run.is_behind) == ("queued", False)
 
 
 def test_run_that_ends_before_its_node_reads_the_request_is_scored(start_run: Start) -> None:

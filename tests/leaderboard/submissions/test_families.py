@@ -16,10 +16,12 @@ from leaderboard.models import Entry, Run, Season, Standing, StandingsTable, Tra
 from leaderboard.rankings.standings_store import compute_version
 from leaderboard.schedule.track_templates import create_track
 from leaderboard.submissions import families, intake
+from scheduler.models import Job
 from tests.leaderboard.conftest import Repository
 from tests.leaderboard.submissions.conftest import decide, propose_entry
 from tests.support import boards, scene
 from tests.support.graph_jobs import SUMMARY, attach_graph, store_graph
+from tests.support.pool import create_job
 from tests.support.traced_models import trace
 from trainer.graph.canonical import count_patterns
 
@@ -139,15 +141,27 @@ def test_family_waits_until_its_first_entry_has_ended(
     assert decide(near)[0] == state
 
 
-def test_family_whose_first_entry_was_stopped_waits_for_a_maintainer(compared_track: Track) -> None:
-    first, near = (propose_idea(compared_track, number, "aaaaaaaa") for number in (1, 2))
-    decide(first)
+def test_family_of_which_two_authors_were_stopped_waits_for_a_maintainer(compared_track: Track) -> None:
+    first, second, near = (propose_idea(compared_track, number, "aaaaaaaa") for number in (1, 2, 3))
     verdict = {"look_fraction": 0.25, "look_behind": 0.061, "look_error": 0.009, "is_behind": True}
-    end_runs(first, state=Run.State.STOPPED, bits_per_byte=None, **verdict)
+    for entry in (first, second):
+        Entry.objects.filter(pk=entry.pk).update(author=f"author-{entry.pk}")
+        assert decide(entry) == ("approved", ""), "one author's entry does not hold up others"
+        end_runs(entry, state=Run.State.STOPPED, bits_per_byte=None, **verdict)
     assert decide(near) == ("proposed", "behind")
     assert near.waits_for == first
-    line = entry_status.get_entry_status(near, timezone.now()).line
-    assert "stopped at 1/4: 6.1 ± 0.9 % behind." in line
+    assert near.needs_person
+    status = entry_status.get_entry_status(near, timezone.now())
+    assert "stopped at 1/4: 6.1 ± 0.9 % behind." in status.line
+    assert "/approve" in status.todo
+
+
+def test_held_run_of_a_family_lets_the_next_entry_go(compared_track: Track) -> None:
+    first, near = (propose_idea(compared_track, number, "aaaaaaaa") for number in (1, 2))
+    decide(first)
+    assert decide(near) == ("proposed", "family")
+    first.runs.update(job=create_job(state=Job.State.HELD), state=Run.State.QUEUED)
+    assert decide(near) == ("approved", "")
 
 
 def test_first_entry_that_needs_a_person_lets_the_next_of_its_family_go(compared_track: Track) -> None:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -109,7 +110,22 @@ def test_proxy_ends_the_tunnel_when_the_bytes_of_the_job_are_spent(upstream: int
         assert way.recv(1 << 16) == b""
 
 
-@pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "10.0.0.1", "169.254.169.254", "::1"])
+def test_proxy_closes_connections_beyond_its_limit(upstream: int) -> None:
+    with fetch_proxy.serve_proxy(HOSTS, 1 << 20, list[str]().append) as path, ExitStack() as stack:
+        for number in range(fetch_proxy.MAX_CONNECTIONS + 1):
+            way = stack.enter_context(socket.socket(socket.AF_UNIX))
+            way.settimeout(WAIT_SECONDS)
+            way.connect(str(path))
+            if number < fetch_proxy.MAX_CONNECTIONS:
+                way.sendall(b"CONNECT files.example.org:443 HTTP/1.1\r\n\r\n")
+                assert b" 200 " in way.recv(1 << 16)
+        assert way.recv(1 << 16) == b""
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["localhost", "127.0.0.1", "10.0.0.1", "169.254.169.254", "::1", "64:ff9b::a00:1", "2002:a00:1::", "224.0.0.1"],
+)
 def test_proxy_connects_to_no_address_of_the_lenders_network(host: str) -> None:
     with pytest.raises(OSError, match="no public address"):
         fetch_proxy.connect_to_public_address(host)

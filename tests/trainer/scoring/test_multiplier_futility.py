@@ -112,7 +112,7 @@ def simulate(late: bool, multipliers: tuple[float, float], precision: float = 1.
         ladder = Ladder.fit(ends[:, 0], fitted + sigma * rng.normal(size=len(ends)), recorded.full)
         for log_multiplier in rng.uniform(np.log(multipliers[0]), np.log(multipliers[1]), size=RUNS):
             change = changes[rng.integers(len(changes))] * rng.uniform(0.5, 1.25)
-            change = change if late else change * rng.choice([-1, 1]) / precision
+            change = change if late else change * rng.choice([-1, 1])
             change = change + noise * (rng.normal() + rng.normal(size=len(LOOKS))) / 2
             stops_at = 1.0
             for at, distance in zip(LOOKS, change - log_multiplier, strict=True):

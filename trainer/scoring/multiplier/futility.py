@@ -3,8 +3,9 @@
 A run and a ladder run of its seed read the same data in the same order. At a look, a part of the budget, the distance
 d = (L_v - L_b) / |L_b'| + ln(C_v / C_b) says how much compute the run is behind, by their losses on dev and the slope
 of the ladder at that budget. If nothing changes, its multiplier ends at exp(-d). What changes is Student's
-t with the ladder's degrees of freedom and the scale `error`, of two parts that were measured on recorded curves
-(benchmarks/results/early-stops.md): the noise of two seeds, and a share of the distance itself.
+t with the ladder's degrees of freedom and the scale `error`, of three parts: the noise of two seeds, what curves of
+other models moved relative to the baseline's on recorded runs (benchmarks/results/early-stops.md), and a share of the
+distance itself.
 
 A run stops where its chance of `ENOUGH` is below `LEVEL` by this predictive distribution (stochastic curtailment: Lan,
 Simon and Halperin 1982, Sequential Analysis 1:207; Spiegelhalter, Freedman and Blackburn 1986, Controlled Clinical
@@ -30,8 +31,11 @@ ENOUGH = 1.02
 LEVEL = 0.01
 NOISE = 0.8
 """Standard deviation of what changes until the end, in units of sqrt(2) sigma, by which two seeds differ."""
+CHANGE = {1 / 8: 0.06, 1 / 4: 0.05, 1 / 2: 0.03}
+"""Standard deviation of how far a run with the baseline's recipe moves until its end, in ln of compute: the root mean
+square of the eight recorded ones, rounded up."""
 DRIFT = {1 / 8: 0.2, 1 / 4: 0.15, 1 / 2: 0.1}
-"""The same as a share of the distance, by look."""
+"""The same as a share of the distance: a guess."""
 RECOVERY = {1 / 8: 0.4, 1 / 4: 0.7, 1 / 2: 0.8}
 """How far a run whose recipe differs from the baseline's may come back, in ln of compute. The recorded sweeps of rates,
 schedules and batches came back by at most 0.22, 0.49 and 0.55."""
@@ -75,7 +79,8 @@ def compare_at_look(ladder: Ladder, look: float, own: DevLoss, twin: DevLoss, *,
     if not (is_near and slope < 0 and last_slope < 0 and ladder.freedom and ladder.has_noise):
         return None
     distance = float((twin.bits_per_byte - own.bits_per_byte) / slope + np.log(own.compute / twin.compute))
-    scale = math.hypot(NOISE * math.sqrt(2) * float(ladder.sigma / last_slope), DRIFT[look] * distance)
+    noise = NOISE * math.sqrt(2) * float(ladder.sigma / last_slope)
+    scale = math.hypot(noise, CHANGE[look], DRIFT[look] * distance)
     recovery = 0.0 if same_recipe else RECOVERY[look]
     chance = float(stdtr(ladder.freedom, (recovery - distance - math.log(ENOUGH)) / scale))
     multiplier = math.exp(-distance)
