@@ -59,6 +59,7 @@ def scale_fields(fields: Mapping[str, Any], scale: float, vocabulary_size: int) 
         "config": {**scale_config(fields["config"]), "checkpoint_every": f"{max(seconds / 4, 1):.2g}s"},
         "suite": SUITE,
         "suite_limit": SUITE_LIMIT,
+        "stops_early": False,  # its runs have two evaluations
         "probe_seconds": min(fields.get("probe_seconds", PROBE_SECONDS), PROBE_SECONDS),
         "limits": {},
     }

@@ -165,10 +165,10 @@ def test_scoring_time_check_names_scorers_that_are_too_slow(track: Track, capabl
     template = {name: TEMPLATES["night-h100"][name] for name in ("needs_labels", "config", "suite", "suite_limit")}
     Track.objects.update(**template)
     for gpus, state, advice in (
-        (["NVIDIA H100 80GB HBM3"], "ok", "Scoring takes about 0.9 h, computed. The limit is 12.4 h."),
+        (["NVIDIA H100 80GB HBM3"], "ok", "Scoring takes about 0.9 h, computed. The limit is 12.5 h."),
         (["Tesla T4"], "missing", f"Too slow to score the night: {capable_node.name} (Tesla T4) 16."),
         (["Unheard-of"], "cannot tell", f"The speed of {capable_node.name} (Unheard-of) is not known."),
-        ([], "missing", f"Too slow to score the night: {capable_node.name} (CPU) 131"),
+        ([], "missing", f"Too slow to score the night: {capable_node.name} (CPU) 132"),
     ):
         use_scorer(*gpus)
         check = find_check(track, "Scoring time")

@@ -74,6 +74,7 @@ def test_hooks_and_filters_of_repository_do_not_run(main_repository: Repository,
     marker_file = tmp_path / "ran"
     for hook in ("pre-receive", "post-checkout", "reference-transaction", "post-upload-pack"):
         path = main_repository.path / ".git" / "hooks" / hook
+        path.parent.mkdir(exist_ok=True)
         path.write_text(f"#!/bin/sh\ntouch {marker_file}\n")
         path.chmod(0o755)
     main_repository.git("config", "uploadpack.packObjectsHook", f"touch {marker_file}; exec")

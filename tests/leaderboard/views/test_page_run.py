@@ -40,7 +40,8 @@ def test_run_page_of_look_ahead_model_shows_correction(client: Client) -> None:
 @pytest.mark.parametrize("state", Run.State.values)
 def test_run_page_of_each_state_shows_it(client: Client, state: str) -> None:
     entry = scene.create_entry(scene.create_track(), "main", repository="/srv/secret/place")
-    run = scene.create_run(entry, state=state)
+    verdict = {"is_behind": True, "look_fraction": 0.25, "look_behind": 0.1, "look_error": 0.01}
+    run = scene.create_run(entry, state=state, **(verdict if state == Run.State.STOPPED else {}))
 
     response = client.get(run.get_absolute_url())
 

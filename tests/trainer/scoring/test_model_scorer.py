@@ -148,6 +148,7 @@ def test_text_and_its_correction_are_scored_in_fp32_whatever_benchmarks_take(
     monkeypatch: pytest.MonkeyPatch, scale: float
 ) -> None:
     """A GPU's rounding is simulated: the head's weights are scaled."""
+    torch.set_float32_matmul_precision("highest")  # as a scorer's process begins
     scorer = build_scorer(build_gpt())
     settings: list[tuple[str, str]] = []
 
