@@ -34,12 +34,12 @@ Receive = Callable[[], Awaitable[Mapping[str, Any]]]
 Send = Callable[[Mapping[str, Any]], Awaitable[None]]
 
 FILE_PATH = re.compile(
-    r"/api/node/v1/leases/\d+/blobs/|/runs/\d+/(weights|parts)/|/campaigns/[^/]+/files/|/graphs/|/download/"
+    r"/api/node/v1/leases/0*(?P<lease>\d+)/blobs/|/runs/\d+/(weights|parts)/|/campaigns/[^/]+/files/|/graphs/|/download/"
 )
 BODY_SECONDS = 30.0  # for the body of a request that is not a file
 UPLOAD_SECONDS = 1200.0  # for a piece of a file: 7 kB/s
 UPLOADS_PER_LEASE = 4  # at a time; the agent sends one or two
-running_uploads: list[str] = []  # the lease of each
+running_uploads: list[str | None] = []  # the lease of each
 DISCONNECTED = "dailytrain.disconnected"  # in the scope of a download: set when its client has hung up
 
 
@@ -84,7 +84,8 @@ async def dispatch(scope: Scope, receive: Receive, send: Send) -> None:
 
 async def receive_upload(scope: Scope, receive: Receive, send: Send) -> None:
     """Let an upload occupy a thread, for `UPLOAD_SECONDS` at most. A lease gets few threads, since clients are slow."""
-    lease, deadline = scope["path"].rpartition("/")[0], asyncio.get_running_loop().time() + UPLOAD_SECONDS
+    match, deadline = FILE_PATH.match(scope["path"]), asyncio.get_running_loop().time() + UPLOAD_SECONDS
+    lease = match["lease"] if match else None
 
     async def receive_in_time() -> Mapping[str, Any]:
         try:
