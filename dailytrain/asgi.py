@@ -11,6 +11,7 @@ so a slow client occupies none.
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 from collections.abc import Awaitable, Callable, Iterator, Mapping
@@ -34,12 +35,14 @@ Receive = Callable[[], Awaitable[Mapping[str, Any]]]
 Send = Callable[[Mapping[str, Any]], Awaitable[None]]
 
 FILE_PATH = re.compile(
-    r"/api/node/v1/leases/\d+/blobs/|/runs/\d+/(weights|parts)/|/campaigns/[^/]+/files/|/graphs/|/download/"
+    r"/api/node/v1/leases/0*(?P<lease>\d+)/blobs/|/runs/\d+/(weights|parts)/|/campaigns/[^/]+/files/|/graphs/|/download/"
 )
 BODY_SECONDS = 30.0  # for the body of a request that is not a file
+COLLECTED_BYTES = 256 * 2**20  # of such bodies together
+collected_bodies: dict[int, bytearray] = {}  # by their identity
 UPLOAD_SECONDS = 1200.0  # for a piece of a file: 7 kB/s
 UPLOADS_PER_LEASE = 4  # at a time; the agent sends one or two
-running_uploads: list[str] = []  # the lease of each
+running_uploads: list[str | None] = []  # the lease of each
 DISCONNECTED = "dailytrain.disconnected"  # in the scope of a download: set when its client has hung up
 
 
@@ -72,19 +75,39 @@ async def dispatch(scope: Scope, receive: Receive, send: Send) -> None:
             await application(scope, receive, send)
         finally:
             watch.cancel()
+    elif method:
+        await collect_and_answer(application, scope, receive, send)
     else:
+        await application(scope, receive, send)
+
+
+async def collect_and_answer(application: Any, scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer a request when its whole body is here, unless that takes too much time or memory."""
+    length = dict(scope["headers"]).get(b"content-length", b"0")
+    if length.isdigit() and int(length) > settings.DATA_UPLOAD_MAX_MEMORY_SIZE:
+        await refuse(send, 413, "The body is too large.")
+        return
+    body = bytearray()
+    collected_bodies[id(body)] = body
+    try:
         try:
             async with asyncio.timeout(BODY_SECONDS):
-                receive = await read_whole_body(scope, receive) if method else receive
+                receive = await read_whole_body(length, receive, body)
         except TimeoutError:
             await refuse(send, 408, "The body did not arrive in time.")
             return
+        except MemoryError:
+            await refuse(send, 503, "The site receives too many bodies at a time.")
+            return
         await application(scope, receive, send)
+    finally:
+        del collected_bodies[id(body)]
 
 
 async def receive_upload(scope: Scope, receive: Receive, send: Send) -> None:
     """Let an upload occupy a thread, for `UPLOAD_SECONDS` at most. A lease gets few threads, since clients are slow."""
-    lease, deadline = scope["path"].rpartition("/")[0], asyncio.get_running_loop().time() + UPLOAD_SECONDS
+    match, deadline = FILE_PATH.match(scope["path"]), asyncio.get_running_loop().time() + UPLOAD_SECONDS
+    lease = match["lease"] if match else None
 
     async def receive_in_time() -> Mapping[str, Any]:
         try:
@@ -105,8 +128,9 @@ async def receive_upload(scope: Scope, receive: Receive, send: Send) -> None:
 
 async def refuse(send: Send, status: int, message: str) -> None:
     """Answer without reading the body."""
-    await send({"type": "http.response.start", "status": status, "headers": [(b"connection", b"close")]})
-    await send({"type": "http.response.body", "body": message.encode()})
+    headers = [(b"connection", b"close"), (b"content-type", b"application/json")]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": json.dumps({"detail": message}).encode()})
 
 
 async def watch_disconnect(receive: Receive, disconnected: Event) -> None:
@@ -116,15 +140,18 @@ async def watch_disconnect(receive: Receive, disconnected: Event) -> None:
     disconnected.set()
 
 
-async def read_whole_body(scope: Scope, receive: Receive) -> Receive:
-    """Return a function that receives the body at once; no body if Django refuses it by its length, forms excepted."""
-    length = dict(scope["headers"]).get(b"content-length", b"0")
-    body = bytearray()
-    event: Any = {"more_body": length.isdigit() and 0 < int(length) <= settings.DATA_UPLOAD_MAX_MEMORY_SIZE}
+async def read_whole_body(length: bytes, receive: Receive, body: bytearray) -> Receive:
+    """Return a function that receives the body at once, or no body without a length.
+
+    Raise MemoryError if all bodies together are too large.
+    """
+    event: Any = {"more_body": length.isdigit() and int(length) > 0}
     while event.get("more_body"):
         event = await receive()
         body += event.get("body", b"")
-    events: list[Any] = [{"type": "http.request", "body": bytes(body), "more_body": False}]
+        if sum(map(len, collected_bodies.values())) > COLLECTED_BYTES:
+            raise MemoryError
+    events: list[Any] = [{"type": "http.request", "body": body, "more_body": False}]
     if event.get("type") == "http.disconnect":
         events.insert(0, event)
 

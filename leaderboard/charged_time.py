@@ -12,7 +12,6 @@ from operator import attrgetter
 
 from leaderboard.models import Run
 from scheduler import storage
-from scheduler.deadlines import DEFAULT_BYTES_PER_SECOND
 from scheduler.errors import InvalidMessageError
 from scheduler.models import Checkpoint
 from scheduler.uploads import MAX_CLOCK_SKEW_SECONDS
@@ -77,8 +76,7 @@ def find_charge_problem(run: Run) -> str:
         return f"Disputed: its last checkpoint is of step {rows[-1].step}, and its budget is used up after {steps}."
     if silent := [row for row in rows if row.seconds is None]:
         return f"Disputed: the checkpoint of step {silent[0].step} does not say what it charges."
-    preparation = run.season.get_dataset_bytes("train", "dev") / DEFAULT_BYTES_PER_SECOND
-    return find_uncharged_time(rows, preparation) if Budget.parse(run.budget).kind == "seconds" else ""
+    return find_uncharged_time(rows) if Budget.parse(run.budget).kind == "seconds" else ""
 
 
 def count_budget_steps(run: Run) -> int | None:
@@ -90,21 +88,21 @@ def count_budget_steps(run: Run) -> int | None:
     return budget.steps(int(tokens or 0), (1 - FLOPS_TOLERANCE) * float(flops or 0) * float(tokens or 0))
 
 
-def find_uncharged_time(rows: Sequence[Checkpoint], preparation: float) -> str:
+def find_uncharged_time(rows: Sequence[Checkpoint]) -> str:
     """Return a sentence if a node charged much less than passed in a lease, or after its first checkpoint in it.
 
-    `preparation`: seconds for the download of the dataset.
+    Downloads and the preparation of a dataset, before its node reports the phase "running", do not count.
     """
     before = 0.0
     for _, group in groupby(rows, attrgetter("lease")):
         first, *others = group
         last, lease = (others or [first])[-1], first.lease
-        spans = [(first.created_at, first.seconds or 0.0, 0.0)]
-        if lease is not None:
-            spans.append((lease.started_at, before, preparation))
-        for start, charged_before, unused in spans:
+        spans = [(first.created_at, first.seconds or 0.0)]
+        if lease is not None and lease.running_at is not None:
+            spans.append((lease.running_at, before))
+        for start, charged_before in spans:
             charged, passed = (last.seconds or 0.0) - charged_before, (last.created_at - start).total_seconds()
-            if passed > UNCHARGED_FACTOR * charged + UNCHARGED_SECONDS + unused:
+            if passed > UNCHARGED_FACTOR * charged + UNCHARGED_SECONDS:
                 name = lease.node.name if lease else "A node"
                 return f"Disputed: {name} charged {charged:.0f} s of training while {passed:.0f} s passed."
         before = last.seconds or 0.0

@@ -14,7 +14,7 @@ from typing import Any
 from django.conf import settings
 from django.db import DatabaseError, IntegrityError, transaction
 from django.db.models import F, Q
-from django.db.models.functions import Greatest
+from django.db.models.functions import Coalesce, Greatest
 from django.utils import timezone
 
 from scheduler import (
@@ -172,6 +172,7 @@ def renew_lease(lease: Lease, message: protocol.Heartbeat) -> protocol.Heartbeat
         expires_at=now + get_lease_duration(),
         heartbeat_at=now,
         phase=message.phase,
+        running_at=F("running_at") if message.phase == "preparing" else Coalesce("running_at", now),
         seconds=Greatest(F("seconds"), limit_seconds(lease, message.seconds, now)),
     )
     if not renewed:

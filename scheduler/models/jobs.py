@@ -195,6 +195,9 @@ class Lease(models.Model):
         null=True, blank=True, help_text="Largest size of a file that a limit of the site rejected."
     )
     phase = models.CharField(max_length=12, default="preparing")
+    running_at = models.DateTimeField(
+        null=True, blank=True, help_text="When its node first reported that the job itself runs."
+    )
     seconds = models.FloatField(default=0, help_text="Wall time of the job's processes, measured by the agent.")
     metrics_received = models.IntegerField(default=0)
     metrics_at = models.DateTimeField(null=True, blank=True, help_text="When the latest batch of metrics arrived.")

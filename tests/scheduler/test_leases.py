@@ -48,6 +48,16 @@ def end_node_rest() -> None:
     Node.objects.update(rest_until=None)
 
 
+def test_running_time_is_that_of_the_first_heartbeat_of_the_job_itself(claimed_job: ClaimedJob) -> None:
+    times = []
+    for phase in ("preparing", "running", "uploading", "running"):
+        assert claimed_job.send_heartbeat(phase=phase).status_code == 200
+        times.append(Lease.objects.values_list("running_at", flat=True).get())
+    assert times[0] is None
+    assert times[1] is not None
+    assert times[1:] == [times[1]] * 3
+
+
 def send_heartbeat(claimed_job: ClaimedJob, seconds: float = 1) -> protocol.HeartbeatReply:
     response = claimed_job.send_heartbeat(seconds)
     assert response.status_code == 200, response.content

@@ -282,8 +282,9 @@ def test_volume_of_the_proxy_holds_all_uploads_at_once(services: dict[str, Any])
 def test_uploads_of_one_lease_are_limited(start_proxy: Callable[..., str]) -> None:
     url = start_proxy("10.0.0.0/8")
     with ExitStack() as stack:
-        for _ in range(16):
-            stack.enter_context(start_upload(url, "known", PIECE_BYTES))
+        for number in range(16):
+            path = BLOB.replace("/7/", f"/{'0' * number}7/")
+            stack.enter_context(start_upload(url, "known", PIECE_BYTES, path=path))
         wait_until(lambda: put(url, 10).status_code == 503)
     wait_until(lambda: put(url, 10).status_code == 200)
 

@@ -22,6 +22,7 @@ import math
 import pickle
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -87,19 +88,25 @@ def compare_weights(start: Path, claimed: Path, replayed: Path, *, start_is_repl
 def sum_squares(start: Path, claimed: Path, replayed: Path) -> tuple[float, float, float] | None:
     """Return |replayed - claimed|^2, |claimed - start|^2, |claimed|^2; None for bad names, shapes or numbers."""
     difference = update = size = 0.0
-    try:
-        with open_weights(start) as a, open_weights(claimed) as b, open_weights(replayed) as r:
-            if not a.keys() == b.keys() == r.keys():
+    with ExitStack() as stack:
+        try:
+            a, r = (stack.enter_context(open_weights(path)) for path in (start, replayed))
+        except SafetensorError as error:
+            raise UserError(f"a checkpoint's weights cannot be read: {error}") from error
+        try:
+            b = stack.enter_context(open_weights(claimed))
+        except (SafetensorError, UserError, *UNREADABLE):
+            return None
+        if not a.keys() == b.keys() == r.keys():
+            return None
+        for name in b:
+            slices = [files[name].get_slice(name) for files in (a, b, r)]
+            if len({(str(part.get_dtype()), *part.get_shape()) for part in slices}) > 1:
                 return None
-            for name in b:
-                initial, sent, computed = (files[name].get_tensor(name).to(torch.float64) for files in (a, b, r))
-                if not initial.shape == sent.shape == computed.shape:
-                    return None
-                difference += float((computed - sent).square().sum())
-                update += float((sent - initial).square().sum())
-                size += float(sent.square().sum())
-    except SafetensorError as error:
-        raise UserError(f"a checkpoint's weights cannot be read: {error}") from error
+            initial, sent, computed = (files[name].get_tensor(name).to(torch.float64) for files in (a, b, r))
+            difference += float((computed - sent).square().sum())
+            update += float((sent - initial).square().sum())
+            size += float(sent.square().sum())
     return (difference, update, size) if all(math.isfinite(value) for value in (difference, update, size)) else None
 
 
@@ -110,28 +117,23 @@ def compare_states(claimed: Path, replayed: Path) -> float:
         theirs = read_comparable_state(claimed)
     except UNREADABLE:
         return MAX_DEVIATION
-    if ours.keys() != theirs.keys():
-        return MAX_DEVIATION
     total, count, distances = 0.0, 0, [0.0]
-    for path, our in ours.items():
-        their = theirs[path]
+    for part, our, their in list_pairs(ours, theirs):
+        if not is_same_kind(our, their):
+            return MAX_DEVIATION
         if isinstance(our, Tensor) and our.ndim:
-            if not isinstance(their, Tensor) or their.shape != our.shape:
-                return MAX_DEVIATION
-            if their.dtype != our.dtype or their.layout != our.layout:
-                return MAX_DEVIATION
             total += our.numel() * measure_distance(our, their) ** 2
             count += our.numel()
-        elif path[0] in COUNTERS and is_counter(our) and is_counter(their):
-            distances.append(abs(float(our) - float(their)) / max(1, ours["step",]))
+        elif part in COUNTERS and is_counter(our) and is_counter(their):
+            distances.append(abs(float(our) - float(their)) / max(1, ours["step"]))
         elif not is_equal(our, their):
             return MAX_DEVIATION
     distances.append(math.sqrt(total / count) if count else 0.0)
     return max(distances) if all(map(math.isfinite, distances)) else MAX_DEVIATION
 
 
-def read_comparable_state(folder: Path) -> dict[tuple[Any, ...], Any]:
-    """Return the numbers and tensors, by their place, of what two machines compute alike."""
+def read_comparable_state(folder: Path) -> dict[str, Any]:
+    """Return what two machines compute alike."""
     state = json.loads((folder / STATE_FILE).read_bytes())
     norms = state["spikes"].pop("norms")
     content = {name: state[name] for name in ("step", "spikes", "loader", "clock")}
@@ -140,20 +142,34 @@ def read_comparable_state(folder: Path) -> dict[tuple[Any, ...], Any]:
     if (folder / OPTIMIZER_FILE).exists():
         file = folder / OPTIMIZER_FILE
         content["optimizers"] = torch.load(file, map_location="cpu", mmap=True, weights_only=True)
-    return dict(list_leaves(content))
+    return content
 
 
-def list_leaves(content: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
-    if isinstance(content, dict | list | tuple):
-        for name, value in content.items() if isinstance(content, dict) else enumerate(content):
-            yield from list_leaves(value, (*path, name))
+def list_pairs(ours: Any, theirs: Any, part: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Yield the numbers and tensors at the same places, and values of other kinds or structures where both differ.
+
+    `part`: the name of what they are in. Only our structure is walked: theirs may be without end.
+    """
+    if type(ours) is not type(theirs) or not isinstance(ours, dict | list | tuple):
+        yield part, ours, theirs
+    elif (len(ours) != len(theirs)) or (isinstance(ours, dict) and ours.keys() != theirs.keys()):
+        yield part, ours, None
     else:
-        yield path, content
+        for name in ours if isinstance(ours, dict) else range(len(ours)):
+            yield from list_pairs(ours[name], theirs[name], part or name)
+
+
+def is_same_kind(ours: Any, theirs: Any) -> bool:
+    """Return whether a comparison of both cannot fail: values of one type, or dense tensors of the same shape."""
+    if type(ours) is not type(theirs) or not isinstance(ours, Tensor):
+        return type(ours) is type(theirs)
+    kinds = [(a.is_nested, a.layout, a.dtype, a.device, a.is_nested or a.shape) for a in (ours, theirs)]
+    return kinds[0] == kinds[1]
 
 
 def measure_distance(ours: Tensor, theirs: Tensor) -> float:
     """Return |ours - theirs| divided by the larger of both."""
-    a, b = ours.to(torch.float64), theirs.to(torch.float64)
+    a, b = ours.detach().to(torch.float64), theirs.detach().to(torch.float64)
     largest = max(float(a.norm()), float(b.norm()))
     return float((a - b).norm()) / largest if largest else 0.0
 
@@ -165,7 +181,7 @@ def is_counter(value: Any) -> bool:
 def is_equal(ours: Any, theirs: Any) -> bool:
     if isinstance(ours, float) and isinstance(theirs, float):
         return math.isclose(ours, theirs, rel_tol=RATE_ROUNDING)
-    return type(ours) is type(theirs) and bool(ours == theirs)
+    return bool(ours == theirs)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

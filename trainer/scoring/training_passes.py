@@ -43,7 +43,7 @@ def compare_passes(
     scorer: ModelScorer, inputs: Tokens, targets: Tokens, mask: np.ndarray, evaluated: Losses
 ) -> PassDifference:
     """Score rows `[n, T]` with the graph of training. `evaluated`: their losses by that of evaluation."""
-    found = []
+    found, row_variances = [], []
     scorer.model.train()
     try:
         for row, target, scored, expected in zip(inputs, targets, mask, evaluated, strict=True):
@@ -55,10 +55,12 @@ def compare_passes(
             halves = [scorer.score_targets(half / (DRAWS // 2), target).nats for half in sums]
             whole = scorer.score_targets((sums[0] + sums[1]) / DRAWS, target).nats
             nats = 2 * whole - (halves[0] + halves[1]) / 2 - expected
+            row_variances.append(np.var(np.sum(np.stack(single)[:, scored], axis=1), ddof=1))
             found.append(np.stack([nats, np.var(single, axis=0, ddof=1), expected])[:, scored])
     finally:
         scorer.model.eval()
     nats, variance, loss = (float(values.mean()) for values in np.concatenate(found, axis=1))
-    stderr = math.sqrt(variance / DRAWS / int(mask.sum()))
+    # The tokens of a row may share random numbers, as with a random depth: its sums are independent, not its tokens.
+    stderr = math.sqrt(float(np.sum(row_variances)) / DRAWS) / int(mask.sum())
     allowed = min(VARIANCES * variance / DRAWS + STDERRS * stderr, MAX_SHARE * loss) + ROUNDING * loss
     return PassDifference(nats=nats, noise=math.sqrt(variance), allowed=allowed)

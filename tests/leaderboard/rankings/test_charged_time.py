@@ -163,6 +163,9 @@ def test_charged_time_of_earlier_leases_does_not_count(lease: Lease, capable_nod
     assert lease.job.checkpoints.get(step=20).seconds == 550
 
 
+PREPARATION = timedelta(hours=20)  # of a dataset on the node, and downloads: no training
+
+
 @pytest.mark.parametrize(
     ("budget", "charged", "passed", "state"),
     [
@@ -174,6 +177,7 @@ def test_charged_time_of_earlier_leases_does_not_count(lease: Lease, capable_nod
         ("20steps", (None, None), 1000, "disputed"),
         ("20steps", (100.0, 500.0), 7200, "provisional"),
         ("15steps", (100.0, 500.0), 1000, "disputed"),  # step 20 of 15
+        ("1h", (3600.0,), 5000, "provisional"),
         ("9000-tokens", (100.0, 500.0), 1000, "disputed"),  # 18 steps of 512
         ("10000-tokens", (100.0, 500.0), 1000, "provisional"),
     ],
@@ -183,7 +187,8 @@ def test_run_that_charges_less_than_the_server_computes_is_disputed(
 ) -> None:
     """A node that charges a part of each step's time, or fewer steps, trains more than its budget."""
     steps = (20,) if len(charged) == 1 else (10, 20)
-    Lease.objects.filter(pk=lease.pk).update(started_at=timezone.now() - timedelta(seconds=passed))
+    began = timezone.now() - timedelta(seconds=passed)
+    Lease.objects.filter(pk=lease.pk).update(started_at=began - PREPARATION, running_at=began)
     lease.refresh_from_db()
     for step, seconds in zip(steps, charged, strict=True):
         upload_checkpoint(lease, step, {} if seconds is None else build_state(step, min(seconds, passed)))

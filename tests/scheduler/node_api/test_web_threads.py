@@ -46,7 +46,10 @@ def test_slow_uploads_of_a_lease_leave_threads_for_other_files(site_url: str, mo
     create_job()
     lease = Agent(create_node()[1]).claim_job().lease
     with ExitStack() as stack:
-        slow = [stack.enter_context(start_upload(site_url, lease)) for _ in range(settings.WEB_FILE_THREADS + 1)]
+        slow = [
+            stack.enter_context(start_upload(site_url, lease, zeros="0" * number))
+            for number in range(settings.WEB_FILE_THREADS + 1)
+        ]
         assert httpx.get(f"{site_url}/graphs/{HASH}/graph.json", timeout=WAIT_SECONDS).status_code == 404
         accepted, refused = slow[: asgi.UPLOADS_PER_LEASE], slow[asgi.UPLOADS_PER_LEASE :]
         assert all(connection.recv(4096).startswith(b"HTTP/1.1 503") for connection in refused)
@@ -86,12 +89,32 @@ def test_body_that_does_not_arrive_in_time_is_refused(site_url: str, monkeypatch
         assert connection.recv(4096).startswith(b"HTTP/1.1 408")
 
 
-def start_upload(site_url: str, lease: protocol.Lease, sha256: str = HASH) -> socket.socket:
-    """Send the head of an upload without its content."""
+def test_bodies_have_a_limit_together_and_each_is_refused_early(site_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(asgi, "COLLECTED_BYTES", 100_000)
+    url = httpx.URL(site_url)
+
+    def post(length: int, body: bytes) -> socket.socket:
+        connection = stack.enter_context(socket.create_connection((url.host, url.port), timeout=WAIT_SECONDS))
+        connection.sendall(f"POST /github/webhook HTTP/1.1\r\nHost: x\r\nContent-Length: {length}\r\n\r\n".encode())
+        connection.sendall(body)
+        return connection
+
+    with ExitStack() as stack:
+        assert post(settings.DATA_UPLOAD_MAX_MEMORY_SIZE + 1, b"").recv(4096).startswith(b"HTTP/1.1 413")
+        for _ in range(3):
+            post(1_000_000, b"x" * 30_000)
+        wait_until(lambda: sum(map(len, asgi.collected_bodies.values())) == 90_000)
+        assert post(1_000_000, b"x" * 30_000).recv(4096).startswith(b"HTTP/1.1 503")
+        assert httpx.get(f"{site_url}/healthz", timeout=WAIT_SECONDS).status_code == 200
+    wait_until(lambda: not asgi.collected_bodies)
+
+
+def start_upload(site_url: str, lease: protocol.Lease, sha256: str = HASH, zeros: str = "") -> socket.socket:
+    """Send the head of an upload without its content. `zeros`: before the lease's number."""
     url = httpx.URL(site_url)
     connection = socket.create_connection((url.host, url.port), timeout=WAIT_SECONDS)
     lines = [
-        f"PUT /api/node/v1/leases/{lease.lease}/blobs/{sha256} HTTP/1.1",
+        f"PUT /api/node/v1/leases/{zeros}{lease.lease}/blobs/{sha256} HTTP/1.1",
         f"Host: {url.host}",
         f"Authorization: Bearer {lease.token}",
         f"Content-Length: {len(CONTENT)}",

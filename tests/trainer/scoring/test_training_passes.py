@@ -54,6 +54,25 @@ def test_dropout_explains_what_it_costs_in_training(share: float, steps: int) ->
     assert not found.is_beyond_noise, found
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_random_number_that_a_row_shares_is_no_knowledge(seed: int) -> None:
+    """As with a random depth, the losses of its tokens are high or low together."""
+
+    def features(self: Model, tokens: Tensor) -> Tensor:
+        following = F.one_hot((3 * tokens[..., None] + torch.arange(8)) % V, V).sum(-2)
+        gain = 1 + 0.1 * torch.randn(1) if self.training else 1
+        return self.head(Model.features(self, tokens)) + 0.5 * gain * following
+
+    torch.manual_seed(seed)
+    model = build_model(
+        trace_architecture(vary(features=features, logits=lambda self, features: features), Config(V, T))
+    )
+    found = score_tokens(build_scorer(model, T), sample_text()).difference
+    assert found is not None
+    assert found.noise > 0
+    assert not found.is_beyond_noise, found
+
+
 @pytest.mark.parametrize(
     ("share", "spoiled", "noise", "known"), [(0.0, 0.0, 0, 1), (0.1, 0.0, 0, 1), (0.0, 0.01, 10, 1), (0.0, 0.4, 1, 0.1)]
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import itertools
 import json
 import random
@@ -17,7 +18,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from tests.support.tiny import TINY
 from trainer.checkpoint.files import MANIFEST, get_checkpoint_step, list_checkpoints
@@ -184,6 +185,29 @@ def change_momenta(folder: Path, factor: float) -> None:
     rewrite_manifest(folder)
 
 
+def change_tensors(change: Callable[[torch.Tensor], Any], *, scalars: bool = False) -> Callable[[Path], None]:
+    """Return a forgery of the optimizers' tensors with dimensions, or of those without: the counters of updates."""
+
+    def visit(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {name: visit(part) for name, part in value.items()}
+        if isinstance(value, list):
+            return [visit(part) for part in value]
+        return change(value) if isinstance(value, torch.Tensor) and (value.ndim == 0) == scalars else value
+
+    return lambda folder: torch.save(
+        visit(torch.load(folder / OPTIMIZER_FILE, weights_only=True)), folder / OPTIMIZER_FILE
+    )
+
+
+def change_weights(change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Path], None]:
+    def forge(folder: Path) -> None:
+        (file,) = folder.glob("*.safetensors")
+        save_file({name: change(tensor).contiguous() for name, tensor in load_file(file).items()}, file)
+
+    return forge
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("budget", "forgeries"),
@@ -246,6 +270,32 @@ def test_forged_momenta_are_found_at_both_checkpoints_of_a_pair(
         lambda folder: change_state(folder, {"loader": {"position": 0}}),
         lambda folder: change_state(folder, {"spikes": {"skipped": "9"}}),
         lambda folder: change_state(folder, {"spikes": {"skipped": 10**400}}),
+        lambda folder: change_state(folder, {"spikes": {"skipped": [[0]]}}),
+        lambda folder: change_state(folder, {"spikes": {"norms": [[1.0, 2.0]]}}),
+        lambda folder: change_state(folder, {"loader": [[]]}),
+        *(
+            change_tensors(change, scalars=True)
+            for change in (
+                lambda step: step.repeat(2),
+                lambda step: step.to(torch.complex64),
+                lambda step: step.to(torch.int64),
+                lambda step: step * torch.nan,
+                torch.Tensor.item,
+                lambda step: [step],
+                lambda step: functools.reduce(lambda value, _: [value] * 10, range(30), [0]),  # 10^30 numbers
+            )
+        ),
+        *(
+            change_tensors(change)
+            for change in (
+                lambda tensor: tensor.to(torch.complex64),
+                torch.Tensor.double,
+                lambda tensor: tensor[None],
+                lambda tensor: tensor.flatten()[0],
+                lambda tensor: tensor.to("meta"),
+                torch.Tensor.to_sparse,
+            )
+        ),
     ],
 )
 def test_forged_part_of_a_checkpoint_is_far(forge: Callable[[Path], Any], tiny_run: Path, tmp_path: Path) -> None:
@@ -256,6 +306,23 @@ def test_forged_part_of_a_checkpoint_is_far(forge: Callable[[Path], Any], tiny_r
     found = compare_checkpoints(start, tmp_path / "claimed", honest)
     assert not found.exact
     assert found.state_deviation == MAX_DEVIATION
+
+
+@pytest.mark.parametrize(
+    "forge",
+    [
+        change_weights(torch.Tensor.bfloat16),
+        change_weights(lambda tensor: tensor.to(torch.complex64)),
+        change_weights(lambda tensor: tensor[None]),
+        change_weights(lambda tensor: tensor * torch.nan),
+        lambda folder: next(folder.glob("*.safetensors")).write_bytes(b"no tensors"),
+        lambda folder: next(folder.glob("*.safetensors")).unlink(),
+    ],
+)
+def test_forged_weights_of_a_checkpoint_are_far(forge: Callable[[Path], Any], tiny_run: Path, tmp_path: Path) -> None:
+    honest, start = list_checkpoints(tiny_run)
+    forge(Path(shutil.copytree(honest, tmp_path / "claimed")))
+    assert compare_weights(start, tmp_path / "claimed", honest).deviation == MAX_DEVIATION
 
 
 @pytest.mark.parametrize(("skipped", "deviation"), [(1, 0.05), (20, 1.0)])

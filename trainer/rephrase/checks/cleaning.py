@@ -1,7 +1,7 @@
 """Removes what models and servers add to the text: reasoning, tokens of chat templates, and talk around it.
 
 Talk is an introduction such as "Sure! Here's a paraphrase of the text:", or a closing such as "I hope this helps!". An
-introduction ends at a colon or an empty line and is at most a short sentence; a closing is one of the last paragraphs.
+introduction is a short line that speaks of the rewriting itself; a closing is one of the last paragraphs.
 Nothing is removed that the source itself has: it may be about language models.
 """
 
@@ -22,6 +22,19 @@ HERE = (
     r"(?:here(?:'s|’s| is| are)|this is|below (?:is|are|you(?:'|’| wi)ll find)|the following is|the following are"
     r"|i(?:'ve|’ve| have)?(?= (?:para|re[pws]|simpl|summ|conver|transl|creat|made|writ)))"
 )
+LINE_END = r"[*_]*[:.]?[*_ \t]*\n"
+TEXT = (
+    r"(?:the|your|this|that|an?) (?:[\w-]+ ){0,2}"
+    r"(?:text|passage|paragraph|article|excerpt|dialogue|conversation|original|content)\b"
+)
+REMADE = r"(?:paraphrased|rephrased|rewritten|rewrote|reworded|restated|simplified|summarized|converted|translated)"
+REWRITING = (
+    r"(?:paraphras(?:e|ing)|rephras(?:e|ing)|rewrit(?:e|ing)|rewording|restatement|simplification|summary|version"
+    rf"|rendition|rendering|translation)(?= (?:of|for) {TEXT}|{LINE_END})"
+    rf"|{REMADE} (?:{TEXT}|(?:[\w-]+ ){{0,2}}(?:version|text|passage|paragraph|article|dialogue|conversation)\b)"
+    rf"|{TEXT}(?= in (?:[\w-]+ ){{0,3}}(?:words|language|english|terms|style)\b|{LINE_END})"
+    r"|question\w*(?: and|-)answer\w*"
+)
 LABEL = (
     r"(?:the )?(?:para|re)phrased?(?: (?:text|version|passage|paragraph|article))?"
     r"|(?:the )?(?:rewritten|reworded|restated|simplified|new|easy|medium|hard|terse|erudite|scholarly)"
@@ -31,9 +44,10 @@ LABEL = (
 REPHRASE = r"(?:(?:para|re)phras|rewrit|reword|restat|simplif|summari)"
 OFFER = r"(?:let me|let(?:'s|’s)|i(?:'ll|’ll| will| can|(?:'d|’d| would) be (?:happy|glad) to))"
 FORMS = (
-    # The end is looked for before `MADE`: once for each `MADE` would take quadratic time.
-    rf"(?:{YES}[\s,.!]+)?{HERE}\b(?=[^\n:]*:)[^\n:]*?\b{MADE}\b[^\n:]*:",
-    rf"(?:{YES}[\s,.!]+)?{HERE}\b(?=[^\n]*\n\s*\n)[^\n:]*?\b{MADE}\b[^\n]*",
+    (
+        rf"(?:{YES}[\s,.!]+)?{HERE}\b[^\n:]{{0,200}}?\b(?:{REWRITING})[^\n:]{{0,200}}?"
+        r"(?:[:.][*_ \t]*(?=\n)|[*_ \t]*(?=\n\s*\n))"
+    ),
     rf"(?:{YES}[\s,.!]+)?{OFFER}\b[^\n]{{0,40}}?\b{REPHRASE}[^\n]*(?=\n)",
     rf"(?:{LABEL})[*_]*\s*:",
     rf"(?:{LABEL})[*_]*[ \t]*(?=\n)",
