@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +81,35 @@ def test_stages_that_share_the_gpu_run_together_and_never_beside_a_timed_one(tmp
     timed = f"{until_both}TURN; assert not list(folder.glob('*.running'))"  # ready as soon as both share the GPU
     ScriptedDriver(tmp_path, {"shared-a": share, "timed": timed, "shared-b": share, "timed-b": timed}).run()
     assert list_ends(tmp_path) == {"shared-a": 0, "timed": 0, "shared-b": 0, "timed-b": 0}
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_stopped_call_ends_its_stages_and_has_written_each_line_to_out(number: int, tmp_path: Path) -> None:
+    code = (
+        "import os, signal, sys, time; from pathlib import Path; from benchmarks.gpu import __main__ as gpu;"
+        " from benchmarks.gpu.schedule import Stage; from benchmarks.gpu.stage import emit;"
+        " work = lambda: (emit(pid=os.getpid()), time.sleep(600));"
+        " gpu.STAGES = (Stage('long', 600, 1, 0, 0, work, '', ()),);"
+        " gpu.sys.executable = sys.argv[1]; gpu.main(sys.argv[3:], Path(sys.argv[2]))"
+    )
+    python = tmp_path / "python"  # runs stages by the same code
+    python.write_text(f'#!/bin/sh\nshift 2; exec {sys.executable} -c "$CODE" "$0" {tmp_path}/gpu "$@"\n')
+    python.chmod(0o755)
+    command = [sys.executable, "-c", code, str(python), str(tmp_path / "gpu"), "--seconds", "900"]
+    driver = subprocess.Popen([*command, "--out", str(tmp_path / "out")], env={**os.environ, "CODE": code})
+    results = tmp_path / "out/results.jsonl"
+    while not (results.exists() and results.read_text()) and driver.poll() is None:
+        time.sleep(0.05)
+    pid = json.loads(results.read_text())["pid"]
+    driver.send_signal(number)
+    driver.wait()
+    while Path(f"/proc/{pid}").exists() and "State:\tZ" not in Path(f"/proc/{pid}/status").read_text():
+        time.sleep(0.05)  # until the stage has ended
+    assert [row for row in gpu.read_results(tmp_path / "out") if "pid" in row] == [
+        row for row in gpu.read_results(tmp_path / "gpu") if "pid" in row
+    ]
+    if number == signal.SIGTERM:
+        assert list_ends(tmp_path / "out") == {"long": 124}
 
 
 def test_wheels_are_pinned_by_the_lock_file_and_have_hashes() -> None:
