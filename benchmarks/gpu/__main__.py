@@ -33,6 +33,7 @@ STATE = Path("benchmarks/out/gpu")
 ENDING = 6.0  # seconds reserved for the summary
 RESERVED_GIB = 1.0  # of the GPU's memory, for its driver
 LIMIT_FACTOR, LIMIT_EXTRA = 1.5, 60.0  # a stage is killed after so much more than its expected seconds
+TURN_FACTOR, TURN_EXTRA = 3, 20.0  # the same for its turn, by which it keeps the GPU from others
 REHEARSAL_FACTOR = 3  # of limits, on a CPU
 DISABLING = ("TORCHDYNAMO_DISABLE", "TORCH_COMPILE_DISABLE")
 PR_SET_PDEATHSIG = 1
@@ -121,19 +122,24 @@ class Driver:
 
     def collect(self) -> None:
         for name, live in list(self.live.items()):
-            limit = LIMIT_FACTOR * live.stage.seconds + LIMIT_EXTRA
-            limit *= REHEARSAL_FACTOR if self.is_rehearsal else 1
+            factor = REHEARSAL_FACTOR if self.is_rehearsal else 1
+            limit = factor * (LIMIT_FACTOR * live.stage.seconds + LIMIT_EXTRA)
+            turn_limit = factor * (TURN_FACTOR * live.stage.turn_seconds + TURN_EXTRA)
             if live.process.poll() is not None:
                 self.finish(name, live.process.returncode)
-            elif time.monotonic() - live.started - self.measure_wait(name) > limit:
+            elif self.measure_work(name) > limit or self.measure_turn(name) > turn_limit:
                 self.finish(name, 124)
 
-    def measure_wait(self, name: str) -> float:
-        """Return the seconds that a stage has waited for its turn, which its limit does not include."""
+    def measure_work(self, name: str) -> float:
+        """Return the seconds since a stage's start without those that it waited for its turn."""
         ready, go = self.folder / f"{name}.ready", self.folder / f"{name}.go"
+        seconds = time.monotonic() - self.live[name].started
         if not ready.exists():
-            return 0.0
-        return (go.stat().st_mtime if go.exists() else time.time()) - ready.stat().st_mtime
+            return seconds
+        return seconds - ((go.stat().st_mtime if go.exists() else time.time()) - ready.stat().st_mtime)
+
+    def measure_turn(self, name: str) -> float:
+        return time.time() - (self.folder / f"{name}.go").stat().st_mtime if self.has_turn(name) else 0.0
 
     def finish(self, name: str, code: int) -> None:
         """Record a stage's end; kill it and all that it started if it is still running."""

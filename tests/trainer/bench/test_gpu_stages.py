@@ -57,6 +57,28 @@ def test_failing_stage_stops_no_other_and_a_second_call_repeats_it_alone(tmp_pat
     assert list_ends(tmp_path) == {"first": 0, "second": 0}
 
 
+def test_stage_that_exceeds_its_turn_is_killed_and_others_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu, "TURN_EXTRA", 0.0)
+    ScriptedDriver(tmp_path, {"first": "TURN; time.sleep(600)", "second": "TURN; "}).run()
+    assert list_ends(tmp_path) == {"first": 124, "second": 0}
+
+
+def test_stage_that_cannot_compile_ends_before_its_turn(tmp_path: Path) -> None:
+    broken = (
+        "from benchmarks.gpu import stages, steps; steps.compile_parts = lambda *_: 1 / 0;"
+        " next(s for s in stages.STAGES if s.name == 'd12').work()"
+    )
+    environment = {**os.environ, "GPU_FOLDER": str(tmp_path), "GPU_REHEARSAL": "1"}
+    for stage, command in (("dataset", ["-m", "benchmarks.gpu", "--stage", "dataset"]), ("d12", ["-c", broken])):
+        own = {**environment, "GPU_STAGE": stage}
+        done = subprocess.run([sys.executable, *command], cwd=REPOSITORY, capture_output=True, text=True, env=own)
+    assert done.returncode == 1
+    assert "ZeroDivisionError" in done.stderr
+    assert not (tmp_path / "d12.ready").exists()
+
+
 def test_skipped_stage_is_shown_as_skipped_and_is_left_for_another_call(tmp_path: Path) -> None:
     scripts = {"first": f"raise SystemExit({SKIPPED})", "second": "TURN; "}
     driver = ScriptedDriver(tmp_path, scripts)
