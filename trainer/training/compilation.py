@@ -213,8 +213,8 @@ def move_from_zero(run: Run) -> Iterator[None]:
     before: list[tuple[Tensor, Tensor]] = []
     with torch.no_grad():
         for number, parameter in enumerate(list_densely_trained(run.model)):
-            weight = get_local_tensor(parameter)
-            scale = (weight.size(-1) if weight.dim() else 1) ** -0.5
+            weight = get_local_tensor(parameter)  # may be empty
+            scale = (parameter.size(-1) if parameter.dim() else 1) ** -0.5
             if weight.numel() and weight.float().square().mean().sqrt() < LEAST_SCALE * scale:
                 before.append((weight, weight.to("cpu", copy=True)))
                 weight.normal_(0, scale, generator=torch.Generator(weight.device).manual_seed(number))
