@@ -81,7 +81,14 @@ def build_run(turn: Turn, flags: list[str], is_evaluated: bool = False) -> Any:
         turn.take()
         warm_up(run, console, row)
 
-    loop.warm_up = compile_then_warm_up
+    check = compilation.check_compiled_gradients
+
+    def report_check(run: Any, row: Tensor) -> None:
+        with report_failure("gradients"):  # a tolerance that no card has met must not cost the figure
+            check(run, row)
+        run.model.zero_grad(set_to_none=True)
+
+    loop.warm_up, compilation.check_compiled_gradients = compile_then_warm_up, report_check
     if not is_evaluated:
         compilation.run_pass = lambda run, _, rows: compilation.run_forward_backward(run, rows)
     if is_rehearsal():  # on a CPU optimizers are not compiled by default
