@@ -20,7 +20,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, NoReturn
@@ -51,13 +51,19 @@ class Driver:
     """Starts stages, gives them their turns and ends them."""
 
     def __init__(
-        self, folder: Path, stages: Sequence[Stage], seconds: float, is_rehearsal: bool, out: Path | None = None
+        self,
+        folder: Path,
+        stages: Sequence[Stage],
+        seconds: float,
+        is_rehearsal: bool,
+        only: Collection[str] = (),
+        out: Path | None = None,
     ) -> None:
         self.folder, self.is_rehearsal, self.out = folder, is_rehearsal, out
         self.end_time = time.monotonic() + seconds - ENDING
-        self.pending = [stage for stage in stages if not is_done(folder, stage.name)]
+        self.pending = list_pending(folder, stages, only)
         names = {stage.name for stage in self.pending}
-        self.ended = {stage.name for stage in STAGES} - names  # also those that were not chosen
+        self.ended = {stage.name for stage in stages} - names  # also those that were not chosen
         self.order = {stage.name: number for number, stage in enumerate(stages)}
         self.live: dict[str, Process] = {}
         self.codes: dict[str, int] = {}
@@ -177,6 +183,16 @@ def is_done(folder: Path, name: str) -> bool:
     return any(row["stage"] == name and row.get("code") == 0 and "seconds" in row for row in read_results(folder))
 
 
+def list_pending(folder: Path, stages: Sequence[Stage], only: Collection[str] = ()) -> list[Stage]:
+    """Return the stages to do, and those whose product they need and a fresh machine lacks. `only`: all if empty."""
+    pending = [each for each in stages if each.name in (only or [each.name]) and not is_done(folder, each.name)]
+    for stage in reversed(stages):
+        is_needed = any(stage.name in each.after for each in pending)
+        if stage.product and is_needed and stage not in pending and not (folder / stage.product).exists():
+            pending.append(stage)
+    return sorted(pending, key=stages.index)
+
+
 def summarize(folder: Path, stages: Sequence[Stage]) -> list[str]:
     """Return a line for each stage: how it ended, what was measured last of the main figures, what is expected."""
     main = (
@@ -253,7 +269,7 @@ def main(argv: Sequence[str] | None = None, state: Path = STATE) -> int:
         copy_results(folder, out)  # of earlier calls
     signal.signal(signal.SIGTERM, end_by_signal)
     try:
-        Driver(folder, stages, options.seconds, options.rehearse, out).run()
+        Driver(folder, STAGES, options.seconds, options.rehearse, options.only, out).run()
     finally:
         if out is not None:
             copy_results(folder, out)

@@ -19,9 +19,12 @@ REPLAYS = "0 on the machine itself, below 0.1 between CPU and GPU in fp32; more 
 RATES = (
     "bf16 680-760 TFLOP/s, fp8 1,100-1,360; attention 0.41 / 1.3 ms, by windows of 512 0.43 / 1.1; errors below 0.003"
 )
+TRAINS = "no spike, the dev loss falls; tokens/s as d12"
 MEMORY = ("--model.memory_rows", "1048576")
 STAGES = (
-    Stage("dataset", 60, 0, 0, 0, runs.prepare_dataset, "on the CPU, unless it was carried along", ()),
+    Stage(
+        "dataset", 60, 0, 0, 0, runs.prepare_dataset, "on the CPU, unless it was carried along", (), False, "dataset"
+    ),
     Stage("card", 8, 40, 1, 16, measure_card, RATES, ()),
     Stage("tests", 2, 25, 1, 8, runs.run_gpu_tests, "all pass: also the allocator's setting", ()),
     Stage("d24-fp8", 430, 28, 5, 62.5, measure_steps(24, 256, 16, 3, *FP8), NO_FIGURE),
@@ -31,8 +34,8 @@ STAGES = (
     Stage("nanochat-d12", 78, 8, 1.5, 30, measure_nanochat(12, 128, 32, 6), "572k tokens/s with FA3"),
     Stage("d12-fp8", 190, 24, 1.5, 28, measure_steps(12, 128, 32, 6, *FP8, parity=True), "loss as d12, 0.005 more"),
     Stage("torch-d12", 70, 12, 1.5, 30, measure_plain_torch(12, 16, 6), NO_FIGURE),
-    Stage("train", 125, 75, 1.5, 30, runs.train, "no spike, the dev loss falls; tokens/s as d12"),
-    Stage("score", 10, 45, 1, 8, runs.score, NO_FIGURE, ("train",)),
+    Stage("train", 125, 75, 1.5, 30, runs.train, TRAINS, product=runs.TRAINED),
+    Stage("score", 10, 45, 1, 8, runs.score, NO_FIGURE, ("dataset", "train")),
     Stage("memory", 15, 40, 1.5, 30, measure_memory, STEPS),
     Stage("rwkv5", 235, 10, 1.5, 8, measure_steps(4, 32, 16, 4, "--arch", "rwkv5"), "1.56M tokens/s, MFU .11"),
     Stage("d12-memory", 130, 14, 8, 45, measure_steps(12, 128, 32, 6, *MEMORY), "d12 with a table of 6.4 GB"),

@@ -16,7 +16,7 @@ import pytest
 
 from benchmarks.gpu import __main__ as gpu
 from benchmarks.gpu.schedule import Stage
-from benchmarks.gpu.stage import SKIPPED
+from benchmarks.gpu.stage import SKIPPED, write_line
 from benchmarks.gpu.stages import STAGES
 from tests.support.paths import REPOSITORY
 
@@ -77,6 +77,28 @@ def test_stage_that_cannot_compile_ends_before_its_turn(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "ZeroDivisionError" in done.stderr
     assert not (tmp_path / "d12.ready").exists()
+
+
+def test_second_call_on_a_fresh_machine_first_makes_what_its_stages_need(tmp_path: Path) -> None:
+    """Lines of the first call were copied; dataset and runs were not."""
+    for stage in STAGES:
+        if stage.name != "score":
+            write_line(tmp_path, {"stage": stage.name, "code": 0, "seconds": 1})
+
+    def list_names(*only: str) -> list[str]:
+        return [stage.name for stage in gpu.list_pending(tmp_path, STAGES, only)]
+
+    assert list_names() == list_names("score") == ["dataset", "train", "score"]
+    assert list_names("card") == []
+    (tmp_path / "dataset").mkdir()
+    assert list_names() == ["train", "score"]
+    (tmp_path / "runs/train").mkdir(parents=True)
+    (tmp_path / "runs/train/result.json").touch()
+    assert list_names() == ["score"]
+    (tmp_path / "dataset").rmdir()
+    assert list_names() == ["dataset", "score"]
+    write_line(tmp_path, {"stage": "score", "code": 0, "seconds": 1})
+    assert list_names() == []
 
 
 def test_skipped_stage_is_shown_as_skipped_and_is_left_for_another_call(tmp_path: Path) -> None:
