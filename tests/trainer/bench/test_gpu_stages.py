@@ -65,18 +65,32 @@ def test_stage_that_exceeds_its_turn_is_killed_and_others_go_on(
     assert list_ends(tmp_path) == {"first": 124, "second": 0}
 
 
-def test_stage_that_cannot_compile_ends_before_its_turn(tmp_path: Path) -> None:
-    broken = (
-        "from benchmarks.gpu import stages, steps; steps.compile_parts = lambda *_: 1 / 0;"
-        " next(s for s in stages.STAGES if s.name == 'd12').work()"
-    )
-    environment = {**os.environ, "GPU_FOLDER": str(tmp_path), "GPU_REHEARSAL": "1"}
-    for stage, command in (("dataset", ["-m", "benchmarks.gpu", "--stage", "dataset"]), ("d12", ["-c", broken])):
+def run_d12(folder: Path, change: str) -> subprocess.CompletedProcess[str]:
+    """Run the stage after a line of Python, in its turn, with a compiler that generates no code."""
+    code = f"from benchmarks.gpu import stages, steps; c = steps.compilation; c.BACKEND = 'aot_eager'; {change}; "
+    code += "next(stage for stage in stages.STAGES if stage.name == 'd12').work()"
+    (folder / "d12.go").touch()
+    environment = {**os.environ, "GPU_FOLDER": str(folder), "GPU_REHEARSAL": "1"}
+    for stage, command in (("dataset", ["-m", "benchmarks.gpu", "--stage", "dataset"]), ("d12", ["-c", code])):
         own = {**environment, "GPU_STAGE": stage}
         done = subprocess.run([sys.executable, *command], cwd=REPOSITORY, capture_output=True, text=True, env=own)
+    return done
+
+
+def test_stage_that_cannot_compile_ends_before_its_turn(tmp_path: Path) -> None:
+    done = run_d12(tmp_path, "steps.compile_parts = lambda *_: 1 / 0")
     assert done.returncode == 1
     assert "ZeroDivisionError" in done.stderr
     assert not (tmp_path / "d12.ready").exists()
+
+
+def test_stage_whose_compiled_gradients_are_refused_says_so_and_is_measured(tmp_path: Path) -> None:
+    done = run_d12(tmp_path, "c.GRADIENT_TOLERANCE = c.NOISE_SHARE = -1")
+    assert done.returncode == 0, done.stderr
+    rows = gpu.read_results(tmp_path)
+    assert [row["part"] for row in rows if "failed" in row] == ["gradients"]
+    assert "the norm of that of" in next(row["failed"] for row in rows if "failed" in row)
+    assert [row["tokens_per_s"] > 0 for row in rows if "tokens_per_s" in row] == [True]
 
 
 def test_second_call_on_a_fresh_machine_first_makes_what_its_stages_need(tmp_path: Path) -> None:
