@@ -21,7 +21,7 @@ RATES = (
 TRAINS = "no spike, the dev loss falls; tokens/s as d12"
 MEMORY = ("--model.memory_rows", "1048576")
 STAGES = (
-    Stage("dataset", 60, 0, 0, 0, runs.prepare_dataset, "on the CPU, unless it was there", (), product="dataset"),
+    Stage("dataset", 60, 0, 0, 0, runs.prepare_dataset, "on the CPU, unless it is there", (), product="dataset"),
     Stage("card", 8, 40, 1, 16, measure_card, RATES, ()),
     Stage("tests", 2, 25, 1, 8, runs.run_gpu_tests, "all pass: also the allocator's setting", ()),
     Stage("d24-fp8", 430, 28, 5, 62.5, measure_steps(24, 256, 16, 3, *FP8), NO_FIGURE),
