@@ -1,15 +1,17 @@
-"""Run the stages that are not done yet, in at most nine minutes: one call, then a second one for what is left.
+"""Run the stages that are not done yet, in nine minutes: one call, then a shorter one for the best of what is left.
 
 Each stage is a process. They compile at once on the machine's cores, and take turns on the GPU (`schedule.py`), so that
 no figure is disturbed by another stage and the GPU does not wait for compilers. Each figure is one JSON line in
 `results.jsonl` as soon as it is known. A stage that fails or exceeds its limit stops no other.
 
-Figures, logs, caches and runs are in `benchmarks/out/gpu`; `--out` names a folder that gets figures and logs as well.
+Figures, logs, caches and runs are in `benchmarks/out/gpu`; `--out` names a folder that gets each figure at once too,
+and logs at the end. SIGTERM ends all stages, as Ctrl-C does; if this process is killed, they end too.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
 import math
 import os
@@ -18,21 +20,23 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NoReturn
 
 from benchmarks.gpu.schedule import Stage, choose_starts, choose_turns
-from benchmarks.gpu.stage import FOLDER, REHEARSAL, RESULTS, SKIPPED, STAGE, write_line
+from benchmarks.gpu.stage import FOLDER, OUT, REHEARSAL, RESULTS, SKIPPED, STAGE, write_line
 from benchmarks.gpu.stages import STAGES
 
 STATE = Path("benchmarks/out/gpu")
 ENDING = 6.0  # seconds reserved for the summary
 RESERVED_GIB = 1.0  # of the GPU's memory, for its driver
 LIMIT_FACTOR, LIMIT_EXTRA = 1.5, 60.0  # a stage is killed after so much more than its expected seconds
+TURN_FACTOR, TURN_EXTRA = 3, 20.0  # the same for its turn, by which it keeps the GPU from others
 REHEARSAL_FACTOR = 3  # of limits, on a CPU
 DISABLING = ("TORCHDYNAMO_DISABLE", "TORCH_COMPILE_DISABLE")
+PR_SET_PDEATHSIG = 1
 LOG_TAIL = 60_000  # bytes of each log that are copied
 
 
@@ -46,12 +50,20 @@ class Process:
 class Driver:
     """Starts stages, gives them their turns and ends them."""
 
-    def __init__(self, folder: Path, stages: Sequence[Stage], seconds: float, is_rehearsal: bool) -> None:
-        self.folder, self.is_rehearsal = folder, is_rehearsal
+    def __init__(
+        self,
+        folder: Path,
+        stages: Sequence[Stage],
+        seconds: float,
+        is_rehearsal: bool,
+        only: Collection[str] = (),
+        out: Path | None = None,
+    ) -> None:
+        self.folder, self.is_rehearsal, self.out = folder, is_rehearsal, out
         self.end_time = time.monotonic() + seconds - ENDING
-        self.pending = [stage for stage in stages if not is_done(folder, stage.name)]
+        self.pending = list_pending(folder, stages, only)
         names = {stage.name for stage in self.pending}
-        self.ended = {stage.name for stage in STAGES} - names  # also those that were not chosen
+        self.ended = {stage.name for stage in stages} - names  # also those that were not chosen
         self.order = {stage.name: number for number, stage in enumerate(stages)}
         self.live: dict[str, Process] = {}
         self.codes: dict[str, int] = {}
@@ -89,7 +101,7 @@ class Driver:
             (self.folder / f"{name}.{ending}").unlink(missing_ok=True)
         threads = "1" if self.is_rehearsal else "4"
         environment = {key: value for key, value in os.environ.items() if key not in DISABLING}
-        environment |= {STAGE: name, FOLDER: str(self.folder), "PYTHONUNBUFFERED": "1"}
+        environment |= {STAGE: name, FOLDER: str(self.folder), OUT: str(self.out or ""), "PYTHONUNBUFFERED": "1"}
         environment |= {"TORCHINDUCTOR_COMPILE_THREADS": threads, "OMP_NUM_THREADS": threads}
         environment |= {"DAILYTRAIN_CACHE": str(self.folder / "cache")}
         if self.is_rehearsal:
@@ -116,19 +128,24 @@ class Driver:
 
     def collect(self) -> None:
         for name, live in list(self.live.items()):
-            limit = LIMIT_FACTOR * live.stage.seconds + LIMIT_EXTRA
-            limit *= REHEARSAL_FACTOR if self.is_rehearsal else 1
+            factor = REHEARSAL_FACTOR if self.is_rehearsal else 1
+            limit = factor * (LIMIT_FACTOR * live.stage.seconds + LIMIT_EXTRA)
+            turn_limit = factor * (TURN_FACTOR * live.stage.turn_seconds + TURN_EXTRA)
             if live.process.poll() is not None:
                 self.finish(name, live.process.returncode)
-            elif time.monotonic() - live.started - self.measure_wait(name) > limit:
+            elif self.measure_work(name) > limit or self.measure_turn(name) > turn_limit:
                 self.finish(name, 124)
 
-    def measure_wait(self, name: str) -> float:
-        """Return the seconds that a stage has waited for its turn, which its limit does not include."""
+    def measure_work(self, name: str) -> float:
+        """Return the seconds since a stage's start without those that it waited for its turn."""
         ready, go = self.folder / f"{name}.ready", self.folder / f"{name}.go"
+        seconds = time.monotonic() - self.live[name].started
         if not ready.exists():
-            return 0.0
-        return (go.stat().st_mtime if go.exists() else time.time()) - ready.stat().st_mtime
+            return seconds
+        return seconds - ((go.stat().st_mtime if go.exists() else time.time()) - ready.stat().st_mtime)
+
+    def measure_turn(self, name: str) -> float:
+        return time.time() - (self.folder / f"{name}.go").stat().st_mtime if self.has_turn(name) else 0.0
 
     def finish(self, name: str, code: int) -> None:
         """Record a stage's end; kill it and all that it started if it is still running."""
@@ -138,7 +155,9 @@ class Driver:
             live.process.wait()
         self.codes[name] = code
         self.ended.add(name)
-        write_line(self.folder, {"stage": name, "code": code, "seconds": round(time.monotonic() - live.started, 1)})
+        line = {"stage": name, "code": code, "seconds": round(time.monotonic() - live.started, 1)}
+        for folder in filter(None, (self.folder, self.out)):
+            write_line(folder, line)
 
 
 def open_log(folder: Path, name: str) -> IO[bytes]:
@@ -162,6 +181,16 @@ def read_results(folder: Path) -> list[dict[str, Any]]:
 def is_done(folder: Path, name: str) -> bool:
     """Whether the stage has succeeded in this or an earlier call."""
     return any(row["stage"] == name and row.get("code") == 0 and "seconds" in row for row in read_results(folder))
+
+
+def list_pending(folder: Path, stages: Sequence[Stage], only: Collection[str] = ()) -> list[Stage]:
+    """Return the stages to do, and those whose product they need and a fresh machine lacks. `only`: all if empty."""
+    pending = [each for each in stages if each.name in (only or [each.name]) and not is_done(folder, each.name)]
+    for stage in reversed(stages):
+        is_needed = any(stage.name in each.after for each in pending)
+        if stage.product and is_needed and stage not in pending and not (folder / stage.product).exists():
+            pending.append(stage)
+    return sorted(pending, key=stages.index)
 
 
 def summarize(folder: Path, stages: Sequence[Stage]) -> list[str]:
@@ -199,13 +228,22 @@ def copy_results(folder: Path, out: Path) -> None:
             file.write(f"\n===== {path.stem}\n{path.read_text(errors='replace')[-LOG_TAIL:]}")
 
 
+def end_by_signal(number: int, _: object) -> NoReturn:
+    raise SystemExit(128 + number)
+
+
+def end_with_driver() -> None:
+    """Let Linux kill this process, a stage, when the driver has ended."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__)
     parser.add_argument("--list", action="store_true", help="print the stages and what is expected")
     parser.add_argument("--rehearse", action="store_true", help="the stages at a small size on a CPU, one at a time")
-    parser.add_argument("--seconds", type=float, default=530, help="end by then (%(default)s)")
+    parser.add_argument("--seconds", type=float, default=540, help="end by then (%(default)s)")
     parser.add_argument("--only", type=lambda text: text.split(","), default=[], metavar="STAGE,STAGE")
-    parser.add_argument("--out", type=Path, help="a folder that gets figures and logs as well")
+    parser.add_argument("--out", type=Path, help="a folder that gets each figure at once, logs at the end")
     parser.add_argument("--stage", help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     if unknown := set(options.only) - {stage.name for stage in STAGES}:
@@ -217,6 +255,7 @@ def main(argv: Sequence[str] | None = None, state: Path = STATE) -> int:
     """Return 0 if every chosen stage has succeeded: none failed, was skipped or had no time."""
     options = parse_arguments(argv)
     if options.stage:
+        end_with_driver()
         next(stage for stage in STAGES if stage.name == options.stage).work()
         return 0
     stages = [stage for stage in STAGES if not options.only or stage.name in options.only]
@@ -225,11 +264,15 @@ def main(argv: Sequence[str] | None = None, state: Path = STATE) -> int:
         return 0
     folder = (state.with_name("gpu-rehearsal") if options.rehearse else state).resolve()
     folder.mkdir(parents=True, exist_ok=True)
+    out = options.out and options.out.resolve()
+    if out is not None:
+        copy_results(folder, out)  # of earlier calls
+    signal.signal(signal.SIGTERM, end_by_signal)
     try:
-        Driver(folder, stages, options.seconds, options.rehearse).run()
+        Driver(folder, STAGES, options.seconds, options.rehearse, options.only, out).run()
     finally:
-        if options.out is not None:
-            copy_results(folder, options.out)
+        if out is not None:
+            copy_results(folder, out)
     sys.stdout.writelines(f"{line}\n" for line in summarize(folder, stages))
     return 0 if all(is_done(folder, stage.name) for stage in stages) else 1
 

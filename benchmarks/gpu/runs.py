@@ -36,6 +36,7 @@ from trainer.training.run import StopRequest
 
 CLI = ("-m", "trainer.cli")
 FEW_EVALUATIONS = ("--train.evaluations", "1", "--train.dev-tokens", "8192")
+TRAINED = "runs/train/result.json"
 REPLAYED_PRECISIONS = ("fp32", "bf16")  # a replay has the run's own
 
 
@@ -91,7 +92,7 @@ def score() -> None:
 
     score_command.show_progress = lambda: contextlib.nullcontext(note_pass)
     limit = "1000" if is_rehearsal() else "8192"
-    command = [str(get_folder() / "runs/train"), "--dataset", str(get_dataset()), "--limit-tokens", limit]
+    command = [str((get_folder() / TRAINED).parent), "--dataset", str(get_dataset()), "--limit-tokens", limit]
     record = score_command.score(score_command.parse_arguments([*command, "--device", get_device().type]))
     for phase in ("scoring", "checking for later tokens"):
         seconds = times[phase][-1] - times[phase][0]  # from the end of the first pass to that of the last

@@ -25,6 +25,7 @@ class Stage:
     expected: str
     after: tuple[str, ...] = ("dataset",)  # stages that must have ended before this one starts
     shares_gpu: bool = False  # compares results: others that do may run at once
+    product: str = ""  # what it leaves below the state's folder for the stages after it
 
     @property
     def seconds(self) -> float:

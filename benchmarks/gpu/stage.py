@@ -1,6 +1,6 @@
 """What the process of a stage uses: figures as JSON lines, and its turn on the GPU.
 
-The driver starts a stage with `STAGE`, `FOLDER` and, in a rehearsal, `REHEARSAL` in its environment.
+The driver starts a stage with `STAGE`, `FOLDER`, `OUT` (or "") and, in a rehearsal, `REHEARSAL` in its environment.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import torch
 
 from trainer.ops.devices import synchronize
 
-STAGE, FOLDER, REHEARSAL = "GPU_STAGE", "GPU_FOLDER", "GPU_REHEARSAL"
+STAGE, FOLDER, OUT, REHEARSAL = "GPU_STAGE", "GPU_FOLDER", "GPU_OUT", "GPU_REHEARSAL"
 RESULTS = "results.jsonl"
 SKIPPED = 77  # exit code of a stage that lacks a part
 POLL_SECONDS = 0.02
@@ -54,7 +54,9 @@ def write_line(folder: Path, values: dict[str, Any]) -> None:
 
 def emit(**values: Any) -> None:
     """Write a figure of this stage."""
-    write_line(get_folder(), {"stage": os.environ[STAGE], "at": round(time.time(), 1), **values})
+    line = {"stage": os.environ[STAGE], "at": round(time.time(), 1), **values}
+    for folder in filter(None, (os.environ[FOLDER], os.environ.get(OUT))):
+        write_line(Path(folder), line)
 
 
 def skip(missing: str) -> NoReturn:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import statistics
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ from benchmarks.gpu.stage import (
 from trainer.accounting.training_size import COMPILED_ACTIVATIONS
 from trainer.cli.bench import time_steps
 from trainer.config.parsing import parse_config
+from trainer.errors import is_out_of_memory
 from trainer.ops import attention as kernels
 from trainer.optim.optimizers import compile_steps
 from trainer.training import compilation, loop
@@ -65,17 +67,28 @@ def build_run(turn: Turn, flags: list[str], is_evaluated: bool = False) -> Any:
 
     def compile_then_warm_up(run: Any, console: Console, row: Tensor) -> None:
         if run.resolved.compile:
-            with report_failure("compiling"):
-                compile_parts(run, turn, is_evaluated)
-                if run.model.bounded:  # else its blocks are compiled one after another, as they run
-                    turn.arm()
-                rows = torch.zeros(run.resolved.micro_batch, run.resolved.sequence_length, dtype=torch.int64)
+            compile_parts(run, turn, is_evaluated)
+            if run.model.bounded:  # else its blocks are compiled one after another, as they run
+                turn.arm()
+            rows = torch.zeros(run.resolved.micro_batch, run.resolved.sequence_length, dtype=torch.int64)
+            try:
                 compilation.run_forward_backward(run, rows.to(run.fabric.device))
+            except Exception as error:
+                if not (turn.is_taken and is_out_of_memory(error)):  # then `warm_up` tries smaller micro-batches
+                    raise
+                traceback.print_exc()
         run.model.zero_grad(set_to_none=True)
         turn.take()
         warm_up(run, console, row)
 
-    loop.warm_up = compile_then_warm_up
+    check = compilation.check_compiled_gradients
+
+    def report_check(run: Any, row: Tensor) -> None:
+        with report_failure("gradients"):  # a tolerance that no card has met must not cost the figure
+            check(run, row)
+        run.model.zero_grad(set_to_none=True)
+
+    loop.warm_up, compilation.check_compiled_gradients = compile_then_warm_up, report_check
     if not is_evaluated:
         compilation.run_pass = lambda run, _, rows: compilation.run_forward_backward(run, rows)
     if is_rehearsal():  # on a CPU optimizers are not compiled by default

@@ -2,7 +2,7 @@
 
 | where | case | path |
 |---|---|---|
-| GPU, 16 bit | anything | `flash-attn 2` if installed, without documents and without FA3 or FA4; else `varlen`: torch's own flash kernels, FA3 (Hopper) or FA4 (Blackwell) after `activate_flash_attention` where such a package is installed, FA2 otherwise |
+| GPU, 16 bit | anything | `flash-attn 2` if installed and right, without documents and without FA3 or FA4; else `varlen`: torch's own flash kernels, FA3 (Hopper) or FA4 (Blackwell) after `activate_flash_attention` where such a package is installed, FA2 otherwise |
 | GPU, 16 bit | plain, square | `varlen` with FA3 or FA4, else `sdpa`: torch picks flash or cuDNN |
 | anywhere | plain, square | `sdpa`, which has a flash kernel for CPUs |
 | anywhere | one query, all keys | `sdpa` without a mask |
@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import Literal
 
@@ -33,7 +33,6 @@ from trainer.ops.elementwise import cast_for_autocast
 
 AttentionPath = Literal["flash-attn 2", "varlen", "sdpa", "masked sdpa", "reference"]
 
-# A constant, because torch.compile cannot trace the search, and torch.compiler's decorators import torch._dynamo: 2 s.
 # A package has an origin; flash-attn-4 brings only a namespace of this name, which has none.
 HAS_FLASH_ATTENTION_2 = getattr(importlib.util.find_spec("flash_attn"), "origin", None) is not None
 
@@ -41,6 +40,7 @@ MAX_TRIAL_ERROR = 0.03  # relative, in bf16; wrong windows are wrong by more tha
 
 head_sizes: set[int] = set()  # of calls outside of a compiler
 _is_newer_flash_active = False  # FA3 or FA4, which are preferred to flash-attn 2
+_is_flash_2_active = False  # flash-attn 2
 _refused_flash: dict[str, str] = {}  # installed packages that failed in a trial, and how
 _is_reference_forced = False
 _is_window_cut = False  # with the reference: keys beyond the window are left out, as many for each query
@@ -112,7 +112,7 @@ def select_path(
     if is_plain and queries in (1, keys) and not is_faster_flash:
         return "sdpa"
     if is_on_gpu:
-        if documents is None and HAS_FLASH_ATTENTION_2 and not _is_newer_flash_active:
+        if documents is None and _is_flash_2_active:
             return "flash-attn 2"
         if documents is None or queries == keys:
             return "varlen"
@@ -126,7 +126,7 @@ def describe_kernels(device: torch.device) -> str:
     from torch.nn.attention import current_flash_attention_impl
 
     newer = current_flash_attention_impl()
-    package = ", flash-attn 2" if HAS_FLASH_ATTENTION_2 and newer is None else ""
+    package = ", flash-attn 2" if _is_flash_2_active else ""
     refused = "".join(f"; {name} is installed and not used: {reason}" for name, reason in _refused_flash.items())
     return f"torch's sdpa and varlen with {newer or 'FA2'}{package}{refused}"
 
@@ -177,7 +177,9 @@ def build_mask(
 # --- kernels of GPUs --------------------------------------------------------------------------------------------------
 
 
-def varlen_attention(query: Tensor, key: Tensor, value: Tensor, window: int | None, documents: Tensor | None) -> Tensor:
+def varlen_attention(
+    query: Tensor, key: Tensor, value: Tensor, window: int | None, documents: Tensor | None = None
+) -> Tensor:
     """Torch's flash attention for concatenated sequences, each a row or a document.
 
     With documents, their number requires a synchronization with the GPU, which also breaks a compiled graph.
@@ -220,44 +222,45 @@ def flash_attention_2(query: Tensor, key: Tensor, value: Tensor, window: int | N
 
 
 def activate_flash_attention(device: torch.device, sizes: Collection[int]) -> str | None:
-    """Make torch's flash attention use FA3 or FA4 if the GPU and an installed package allow; return its name.
+    """Use FA3, FA4 or flash-attn 2 if the GPU and an installed package allow; return its name.
 
     A package is tried with heads of these sizes and windows, forward and backward: it may be built for some sizes, and
     torch 2.11 registers FA4 without a backward pass for windows. Never raises: torch's own FA2 is the fallback.
     """
-    global _is_newer_flash_active
+    global _is_newer_flash_active, _is_flash_2_active
     from torch.nn.attention import activate_flash_attention_impl, restore_flash_attention_impl
 
-    _is_newer_flash_active = False  # an earlier run in this process may have had other heads
+    _is_newer_flash_active = _is_flash_2_active = False  # an earlier run in this process may have had other heads
     restore_flash_attention_impl(_raise_warn=False)
-    generation = devices.get_generation(device)
-    for name in {9: ("FA3", "FA4"), 10: ("FA4",)}.get(generation, ()) if sizes else ():
+    newer = {9: ("FA3", "FA4"), 10: ("FA4",)}.get(devices.get_generation(device), ())
+    for name in (*newer, *(("flash-attn 2",) if HAS_FLASH_ATTENTION_2 else ())) if sizes else ():
         try:
-            activate_flash_attention_impl(name)
+            if name in newer:
+                activate_flash_attention_impl(name)
             for size in sizes:
-                try_windows(device, size)
-        except (ModuleNotFoundError, ValueError):  # not installed, or not known to this torch
-            continue
+                try_windows(device, size, varlen_attention if name in newer else flash_attention_2)
         except Exception as error:  # of a package that was built for another GPU or torch, or for other heads
-            heads = ", ".join(map(str, sorted(sizes)))
-            _refused_flash[name] = f"heads of {heads}: {type(error).__name__}: {to_one_line(error)[:200]}"
+            # Those of `newer` are not installed, or not known to this torch.
+            if name not in newer or not isinstance(error, (ModuleNotFoundError, ValueError)):
+                heads = ", ".join(map(str, sorted(sizes)))
+                _refused_flash[name] = f"heads of {heads}: {type(error).__name__}: {to_one_line(error)[:200]}"
             restore_flash_attention_impl(_raise_warn=False)
             continue
         _refused_flash.pop(name, None)
-        _is_newer_flash_active = True
+        _is_newer_flash_active, _is_flash_2_active = name in newer, name not in newer
         return name
     return None
 
 
-def try_windows(device: torch.device, head_size: int) -> None:
-    """Raise an error unless `varlen_attention` equals the definition with a window, forward and backward."""
+def try_windows(device: torch.device, head_size: int, attend: Callable[..., Tensor]) -> None:
+    """Raise an error unless a kernel equals the definition with a window, forward and backward."""
     window, shape = 64, (2, 256, 2, head_size)
     generator = torch.Generator(device).manual_seed(0)
     query, key, value, direction = (
         torch.randn(shape, dtype=torch.bfloat16, device=device, generator=generator).transpose(1, 2) for _ in range(4)
     )
     leaves = [tensor.requires_grad_() for tensor in (query, key, value)]
-    found, wanted = varlen_attention(query, key, value, window, None), reference_attention(*leaves, window=window)
+    found, wanted = attend(query, key, value, window), reference_attention(*leaves, window=window)
     results = ([out.detach(), *torch.autograd.grad(out, leaves, direction)] for out in (found, wanted))
     for ours, right in zip(*results, strict=True):
         error = float((ours.float() - right.float()).norm() / right.float().norm())

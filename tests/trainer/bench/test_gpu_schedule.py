@@ -10,7 +10,7 @@ import pytest
 from benchmarks.gpu.schedule import MAX_WAIT_SECONDS, Stage, choose_starts, choose_turns, count_gib
 from benchmarks.gpu.stages import STAGES
 
-FIRST_CALL, SECOND_CALL = 524, 294  # of 530 and 300 seconds, less the summary
+FIRST_CALL, SECOND_CALL = 534, 194  # of 540 and 200 seconds, less the summary: 15 minutes with two starts
 H100, H200 = 78.6, 138.8  # GiB
 SHARED = [stage.name for stage in STAGES if stage.shares_gpu]
 TIMED = [stage.name for stage in STAGES[: [stage.name for stage in STAGES].index(SHARED[0])]]
@@ -44,11 +44,12 @@ def play(
 
 
 @pytest.mark.parametrize("gib", [H100, H200])
-def test_two_calls_run_all_stages_but_the_longest_and_most_valuable_first(gib: float) -> None:
+def test_two_calls_run_the_most_valuable_stages_first(gib: float) -> None:
     first, waits = play(gib, FIRST_CALL)
     assert set(first) >= set(TIMED)
-    assert max(waits[name] for name in ("d24", "nanochat-d24", "d24-fp8")) <= MAX_WAIT_SECONDS
-    assert ONCE.keys() - {*first, *play(gib, SECOND_CALL, first)[0]} == {"d20-fp8"}
+    assert max(waits[name] for name in ("d24-fp8", "d24", "nanochat-d24")) <= MAX_WAIT_SECONDS
+    left = ONCE.keys() - {*first, *play(gib, SECOND_CALL, first)[0]}
+    assert left <= {"two-processes", "d20", "nanochat-d20", "torch-d20", "d20-fp8"}  # of least value
 
 
 @pytest.mark.parametrize("gib", [H100, H200])
@@ -56,7 +57,7 @@ def test_slower_card_and_compiler_leave_the_least_and_the_longest_stages(gib: fl
     slow = dict.fromkeys((stage.name for stage in STAGES), 1.15)
     first, _ = play(gib, FIRST_CALL, (), slow)
     assert set(TIMED) - set(first) <= {"d24-fp8"}
-    assert set(SHARED) <= {*first, *play(gib, SECOND_CALL, first, slow)[0]}
+    assert {"resume", "night"} <= {*first, *play(gib, SECOND_CALL, first, slow)[0]}
 
 
 @pytest.mark.parametrize("seed", range(10))

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ import pytest
 
 from benchmarks.gpu import __main__ as gpu
 from benchmarks.gpu.schedule import Stage
-from benchmarks.gpu.stage import SKIPPED
+from benchmarks.gpu.stage import SKIPPED, write_line
 from benchmarks.gpu.stages import STAGES
 from tests.support.paths import REPOSITORY
 
@@ -55,6 +57,55 @@ def test_failing_stage_stops_no_other_and_a_second_call_repeats_it_alone(tmp_pat
     assert list_ends(tmp_path) == {"first": 0, "second": 0}
 
 
+def test_stage_that_exceeds_its_turn_is_killed_and_others_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu, "TURN_EXTRA", 0.0)
+    ScriptedDriver(tmp_path, {"first": "TURN; time.sleep(600)", "second": "TURN; "}).run()
+    assert list_ends(tmp_path) == {"first": 124, "second": 0}
+
+
+def run_d12(folder: Path, change: str) -> subprocess.CompletedProcess[str]:
+    """Run the stage after a line of Python, in its turn, with a compiler that generates no code."""
+    code = f"from benchmarks.gpu import stages, steps; c = steps.compilation; c.BACKEND = 'aot_eager'; {change}; "
+    code += "next(stage for stage in stages.STAGES if stage.name == 'd12').work()"
+    (folder / "d12.go").touch()
+    environment = {**os.environ, "GPU_FOLDER": str(folder), "GPU_REHEARSAL": "1"}
+    for stage, command in (("dataset", ["-m", "benchmarks.gpu", "--stage", "dataset"]), ("d12", ["-c", code])):
+        own = {**environment, "GPU_STAGE": stage}
+        done = subprocess.run([sys.executable, *command], cwd=REPOSITORY, capture_output=True, text=True, env=own)
+    return done
+
+
+def test_stage_that_cannot_compile_ends_before_its_turn(tmp_path: Path) -> None:
+    done = run_d12(tmp_path, "steps.compile_parts = lambda *_: 1 / 0")
+    assert done.returncode == 1
+    assert "ZeroDivisionError" in done.stderr
+    assert not (tmp_path / "d12.ready").exists()
+
+
+def test_stage_whose_compiled_gradients_are_refused_says_so_and_is_measured(tmp_path: Path) -> None:
+    done = run_d12(tmp_path, "c.GRADIENT_TOLERANCE = c.NOISE_SHARE = -1")
+    assert done.returncode == 0, done.stderr
+    rows = gpu.read_results(tmp_path)
+    assert [row["part"] for row in rows if "failed" in row] == ["gradients"]
+    assert "the norm of that of" in next(row["failed"] for row in rows if "failed" in row)
+    assert [row["tokens_per_s"] > 0 for row in rows if "tokens_per_s" in row] == [True]
+
+
+def test_second_call_on_a_fresh_machine_first_makes_what_its_stages_need(tmp_path: Path) -> None:
+    """Lines of the first call were copied; dataset and runs were not."""
+    for stage in STAGES:
+        if stage.name != "score":
+            write_line(tmp_path, {"stage": stage.name, "code": 0, "seconds": 1})
+    for product, wanted in (("", ["dataset", "train"]), ("runs/train/result.json", ["dataset"]), ("dataset", [])):
+        (tmp_path / product).mkdir(parents=True, exist_ok=True)
+        for only in ((), ("score",)):
+            assert [each.name for each in gpu.list_pending(tmp_path, STAGES, only)] == [*wanted, "score"]
+    write_line(tmp_path, {"stage": "score", "code": 0, "seconds": 1})
+    assert gpu.list_pending(tmp_path, STAGES) == []
+
+
 def test_skipped_stage_is_shown_as_skipped_and_is_left_for_another_call(tmp_path: Path) -> None:
     scripts = {"first": f"raise SystemExit({SKIPPED})", "second": "TURN; "}
     driver = ScriptedDriver(tmp_path, scripts)
@@ -79,6 +130,30 @@ def test_stages_that_share_the_gpu_run_together_and_never_beside_a_timed_one(tmp
     timed = f"{until_both}TURN; assert not list(folder.glob('*.running'))"  # ready as soon as both share the GPU
     ScriptedDriver(tmp_path, {"shared-a": share, "timed": timed, "shared-b": share, "timed-b": timed}).run()
     assert list_ends(tmp_path) == {"shared-a": 0, "timed": 0, "shared-b": 0, "timed-b": 0}
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_stopped_call_ends_its_stages_and_has_written_each_line_to_out(number: int, tmp_path: Path) -> None:
+    code = (
+        "import os, sys, time; from pathlib import Path; from benchmarks.gpu import __main__ as gpu, stage, schedule;"
+        " work = lambda: (stage.emit(pid=os.getpid()), time.sleep(600)); gpu.sys.executable = sys.argv[1];"
+        " gpu.STAGES = (schedule.Stage('long', 600, 1, 0, 0, work, '', ()),); gpu.main(sys.argv[3:], Path(sys.argv[2]))"
+    )
+    python = tmp_path / "python"  # runs stages by the same code
+    python.write_text(f'#!/bin/sh\nshift 2; exec {sys.executable} -c "$CODE" "$0" {tmp_path}/gpu "$@"\n')
+    python.chmod(0o755)
+    command = [sys.executable, "-c", code, str(python), str(tmp_path / "gpu"), "--seconds", "900"]
+    driver = subprocess.Popen([*command, "--out", str(tmp_path / "out")], env={**os.environ, "CODE": code})
+    results = tmp_path / "out/results.jsonl"
+    while not (results.exists() and results.read_text()) and driver.poll() is None:
+        time.sleep(0.05)
+    pid = json.loads(results.read_text())["pid"]
+    driver.send_signal(number)
+    driver.wait()
+    while Path(f"/proc/{pid}").exists() and "State:\tZ" not in Path(f"/proc/{pid}/status").read_text():
+        time.sleep(0.05)  # until the stage has ended
+    assert gpu.read_results(tmp_path / "out") == gpu.read_results(tmp_path / "gpu")
+    assert number == signal.SIGKILL or list_ends(tmp_path / "out") == {"long": 124}
 
 
 def test_wheels_are_pinned_by_the_lock_file_and_have_hashes() -> None:

@@ -188,6 +188,8 @@ class FlashPackages:
         monkeypatch.setattr(attention_module.devices, "get_generation", lambda _: 9)
         monkeypatch.setattr(attention_module, "varlen_attention", attend)
         monkeypatch.setattr(attention_module, "_is_newer_flash_active", False)
+        monkeypatch.setattr(attention_module, "_is_flash_2_active", False)
+        monkeypatch.setattr(attention_module, "HAS_FLASH_ATTENTION_2", False)
         monkeypatch.setattr(attention_module, "_refused_flash", {})
 
     def activate(self, name: str) -> None:
@@ -256,3 +258,24 @@ def test_flash_package_that_fails_with_windows_is_not_used(
     for name, reason in refused.items():
         assert f"{name} is installed and not used" in described
         assert reason in described
+
+
+@pytest.mark.parametrize("defect", [None, ImportError("undefined symbol"), RuntimeError("head dimension")], ids=str)
+def test_flash_attention_2_is_used_only_if_it_is_right(
+    defect: Exception | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def attend(query: Tensor, key: Tensor, value: Tensor, window: int | None) -> Tensor:
+        if defect is not None:
+            raise defect
+        return reference_attention(query, key, value, window=window)
+
+    FlashPackages({}, monkeypatch)
+    monkeypatch.setattr(attention_module, "HAS_FLASH_ATTENTION_2", True)
+    monkeypatch.setattr(attention_module, "flash_attention_2", attend)
+    on_gpu: Any = SimpleNamespace(size=lambda i: (1, 2, 16, 8)[i], is_cuda=True, dtype=torch.bfloat16)
+    assert select_path(on_gpu, on_gpu, window=4) == "varlen", "before its trial"
+    chosen = None if defect else "flash-attn 2"
+    assert attention_module.activate_flash_attention(torch.device("cpu"), {16}) == chosen
+    assert select_path(on_gpu, on_gpu, window=4) == (chosen or "varlen")
+    wanted = f"used: heads of 16: {type(defect).__name__}: {defect}" if defect else "varlen with FA2, flash-attn 2"
+    assert wanted in describe_kernels(torch.device("cuda"))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,12 +19,13 @@ from torch import Tensor, fx
 from torch._dynamo.backends.debugging import aot_eager
 from torch._functorch.aot_autograd import aot_module_simplified, make_boxed_func
 
-from tests.support.traced_models import build_pair, compute_gradients, compute_loss, sample_rows
+from tests.support.traced_models import build_pair, compute_gradients, compute_loss, sample_rows, trace
 from trainer.config.parsing import parse_config
 from trainer.config.train_config import resolve_config
+from trainer.distributed.devices import build_fabric
 from trainer.errors import ExitCode
 from trainer.graph.blocks import count_calls, split_blocks
-from trainer.graph.model import GraphModel
+from trainer.graph.model import GraphModel, build_model
 from trainer.graph.tables import look_up
 from trainer.models import ARCHITECTURES
 from trainer.ops import balance, elementwise, recurrence
@@ -167,6 +169,43 @@ def test_run_whose_compiled_gradient_is_zero_ends_as_the_machines_fault(
     assert failure["cause"] == "infrastructure"
     assert "torch.compile computes wrong gradients" in failure["reason"]
     assert "25% is the tolerance" in failure["reason"]
+
+
+@pytest.mark.parametrize("function", [elementwise.SquaredReLUFunction, elementwise.RotationFunction])
+def test_run_that_loses_the_gradient_of_one_operator_ends_as_the_machines_fault(
+    function: Any, monkeypatch: pytest.MonkeyPatch, train: Callable[..., int], tmp_path: Path
+) -> None:
+    backward = function.backward
+
+    def compute(ctx: Any, gradient: Tensor) -> Any:
+        return backward(ctx, gradient * 0 if torch.compiler.is_compiling() else gradient)
+
+    monkeypatch.setattr(function, "backward", staticmethod(compute))
+    assert train(tmp_path, "--train.compile", "true", "--budget", "2steps") == ExitCode.INFRASTRUCTURE
+    assert "torch.compile computes wrong gradients" in json.loads((tmp_path / "failure.json").read_text())["reason"]
+
+
+@pytest.mark.parametrize(("arch", "fields", "dtype"), MODELS)
+def test_run_with_right_gradients_passes_the_check_and_keeps_its_weights(
+    arch: str, fields: dict[str, int], dtype: torch.dtype
+) -> None:
+    """Also where output projections start at zero: while it is checked, no gradient but a memory's is zero."""
+    model = build_model(trace(arch, **fields))
+    before, state = {name: value.clone() for name, value in model.state_dict().items()}, torch.get_rng_state()
+    precision = "fp32" if dtype == torch.float32 else "bf16"
+    flags = ["--arch", arch, "--train.compile", "true", "--train.precision", precision, "--out", "run"]
+    resolved = resolve_config(
+        parse_config([*flags, "--train.micro-batch", "2", "--train.sequence-length", "32"]), "cpu"
+    )
+    objective, fabric = Objective(model), build_fabric("cpu", 1, "single", precision, None)
+    run: Any = SimpleNamespace(resolved=resolved, fabric=fabric, model=model, wrapped=fabric.setup_module(objective))
+    compilation.compile_objective(objective, resolved)
+    compilation.check_compiled_gradients(run, sample_rows()[0][:1])
+    with compilation.move_from_zero(run):
+        norms = compilation.measure_gradient_norms(run, [sample_rows()[0]])
+    assert all(norm or "memory" in name for name, norm in norms.items())
+    torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
+    assert torch.equal(torch.get_rng_state(), state)
 
 
 def compile_blocks(model: GraphModel) -> list[int]:
