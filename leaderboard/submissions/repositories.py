@@ -323,9 +323,8 @@ class Mirror:
         try:
             return run_limited(self.build_command(*arguments, in_mirror=in_mirror), stdin, seconds, length)
         except TimeoutError:
-            if is_fetch:
-                raise UnreachableError(f"{self.address} did not answer within {seconds:.0f} seconds.") from None
-            raise RepositoryError(f"{self.address} could not be read within {seconds:.0f} seconds.") from None
+            what = "did not answer" if is_fetch else "could not be read"  # as on a busy machine
+            raise UnreachableError(f"{self.address} {what} within {seconds:.0f} seconds.") from None
         except GitError as error:
             kind = UnreachableError if is_fetch and not error.is_permanent else RepositoryError
             raise kind(f"{self.address} cannot be read: {error}") from None

@@ -172,6 +172,15 @@ def test_tree_of_ten_billion_files_is_refused_within_limits(
         assert not isinstance(caught.value, UnreachableError)
 
 
+def test_reading_that_takes_too_long_is_tried_again(
+    main_repository: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mirror, sha = fetch_mirror(main_repository), main_repository.git("rev-parse", "HEAD")
+    monkeypatch.setattr(repositories, "READ_SECONDS", 0.0)
+    with pytest.raises(UnreachableError, match="could not be read within"):
+        mirror.list_model_files(sha)
+
+
 @pytest.mark.parametrize("zone", ["+051800", "UTC"])
 def test_commit_with_invalid_time_zone_in_history_is_accepted(main_repository: Repository, zone: str) -> None:
     tree, parent = main_repository.git("rev-parse", "HEAD^{tree}"), main_repository.git("rev-parse", "HEAD")

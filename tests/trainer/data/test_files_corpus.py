@@ -111,6 +111,11 @@ def test_json_array_is_read_in_pieces(tmp_path: Path, monkeypatch: pytest.Monkey
         ("x.tar.gz", pack_gzip(b"name" + bytes(253) + b"ustar" + bytes(250)), "is a tar archive"),
         ("x.txt", b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "is a pointer of Git LFS"),
         ("x.warc.wet.gz", pack_gzip(b"WARC/1.0\r\nWARC-Type: conversion\r\n\r\none"), "is an archive of a web crawl"),
+        ("x.txt", lines({"content": "one"}, {"content": "two"}), "is JSON without.*its keys are content"),
+        ("x.md", pack_gzip(lines({"body": "x", "id": 1}) * 9), "its keys are body, id"),
+        ("x.txt", b"\n<!DOCTYPE HTML>\n<p>one</p>", "is an HTML page"),
+        ("x", b"\xef\xbb\xbf<html lang='en'>one</html>", "is an HTML page"),
+        ("x.txt", b"<?xml version='1.0'?><pages/>", "is an XML document"),
         ("x.bin", b"ab\0cd", "has NUL bytes"),
         ("x.csv", b"id,text\n1,one\n", "is a table"),
         ("x.jsonl.gz", b"<html>not found</html>", "is damaged or cut short"),
@@ -147,7 +152,17 @@ def test_record_longer_than_what_decides_is_read(
 
 
 @pytest.mark.parametrize(
-    "text", ["{x} is a set.\n", "[1] A. Author\n", "{}\n", '{"a": 1}\n', "[]", "[section]\nx = 1\n"]
+    "text",
+    [
+        "{x} is a set.\n",
+        "[1] A. Author\n",
+        "{}\n",
+        '{"a": 1}\n',
+        '{"a": 1}\nis JSON.\n',
+        "<p>",
+        "[]",
+        "[section]\nx = 1\n",
+    ],
 )
 def test_text_that_begins_like_json_stays_text(tmp_path: Path, text: str) -> None:
     (tmp_path / "x.md").write_text(text)

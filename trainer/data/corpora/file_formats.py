@@ -45,6 +45,8 @@ OTHERS = tuple(
         (rb"\x89HDF", "an HDF5 file"),
         (rb"SQLite format 3", "an SQLite database"),
         (rb"\x89PNG|\xff\xd8\xff|GIF8", "a picture"),
+        (rb"(?:\xef\xbb\xbf)?\s*(?i:<!doctype html\b|<html\b)", "an HTML page"),
+        (rb"(?:\xef\xbb\xbf)?\s*<\?xml\b", "an XML document"),
         (rb"version https://git-lfs", "a pointer of Git LFS to a file that was not downloaded"),
     )
 )
@@ -143,7 +145,10 @@ def _choose_parser(name: str, head: bytes, encoding: str) -> Callable[[str, IO[b
     is_document = isinstance(first, dict) and ("text" in first or {"prompt", "response"} <= first.keys())
     if is_document or (isinstance(first, str) and text.startswith("[")):
         return _parse_json_lines if single == first and text.startswith("{") else _parse_json
-    if stem.endswith(TEXT_NAMES):
+    # One object may begin a text; a second one is a second record.
+    following = text.partition("\n")[2].lstrip() or ("{" if len(head) == HEAD_BYTES else "")
+    is_lines = isinstance(single, dict) and bool(single) and following.startswith("{")
+    if stem.endswith(TEXT_NAMES) and not is_lines:
         return _parse_text
     if text.startswith("{") and "\n" not in text and len(head) == HEAD_BYTES:
         return _parse_json_lines
