@@ -45,9 +45,10 @@ def measure_card() -> None:
         properties = torch.cuda.get_device_properties(device)
         facts |= {"gpu": properties.name, "gib": round(properties.total_memory / 2**30, 1), "clock": read_clock()}
     if device.type == "cuda":
+        facts["allocator"] = [torch.cuda.get_allocator_backend(), os.environ.get("PYTORCH_ALLOC_CONF")]
         facts["newer_flash"] = {size: kernels.activate_flash_attention(device, [size]) for size in (64, 128)}
     emit(**facts, attention=kernels.describe_kernels(device))  # that of heads of 128 from here on
-    for part in (check_attention, time_products, time_attention, check_recurrence):
+    for part in (check_attention, time_products, time_copies, time_attention, check_recurrence):
         with report_failure(part.__name__):
             part(device)
 
@@ -87,6 +88,22 @@ def build_input(rows: int, heads: int, length: int, size: int, device: torch.dev
     """Return `[B, H, T, D]`, laid out as the architecture's projections leave it."""
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     return torch.randn(rows, length, heads, size, device=device, dtype=dtype).transpose(1, 2).requires_grad_()
+
+
+def time_copies(device: torch.device) -> None:
+    """Within the card's memory, and from and to the host's, pinned or not."""
+    size = 2**20 if is_rehearsal() else 2**30
+    card, host = (torch.zeros(size, dtype=torch.uint8, device=place) for place in (device, "cpu"))
+    pinned = host.pin_memory() if device.type == "cuda" else host
+    copies = {
+        "card": (card, card.clone()),
+        "to card": (pinned, card),
+        "from card": (card, pinned),
+        "unpinned": (host, card),
+    }
+    for name, (source, target) in copies.items():
+        milliseconds = measure_ms(lambda source=source, target=target: target.copy_(source, non_blocking=True))
+        emit(copy=name, gigabytes_per_s=round(size / milliseconds / 1e6, 2))
 
 
 def time_products(device: torch.device) -> None:
