@@ -6,7 +6,9 @@ allows is written there by `python -m tests.trainer.protocol.test_message_schema
 
 from __future__ import annotations
 
+import importlib
 import json
+import pkgutil
 from pathlib import Path
 from typing import Any, Final
 
@@ -90,7 +92,10 @@ def test_message_schema_matches_pinned_bytes(key: str) -> None:
 
 
 def test_pinned_schemas_cover_every_public_message() -> None:
-    public = {value for name in protocol.__all__ if isinstance(value := getattr(protocol, name), type)}
+    modules = [
+        importlib.import_module(module.name) for module in pkgutil.iter_modules(protocol.__path__, "trainer.protocol.")
+    ]
+    public = {value for module in modules for value in vars(module).values() if isinstance(value, type)}
     messages = {value for value in public if issubclass(value, protocol.Message)} - {protocol.Message}
     parts = {name for message in MESSAGES.values() for name in message.model_json_schema().get("$defs", {})}
     assert {message.__name__ for message in messages - set(MESSAGES.values())} <= parts
