@@ -176,7 +176,8 @@ def test_reading_that_takes_too_long_is_tried_again(
     main_repository: Repository, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mirror, sha = fetch_mirror(main_repository), main_repository.git("rev-parse", "HEAD")
-    monkeypatch.setattr(repositories, "READ_SECONDS", 0.0)
+    monkeypatch.setattr(repositories, "READ_SECONDS", 0.1)
+    monkeypatch.setattr(repositories, "LIMITS", "exec sleep 60")  # instead of git
     with pytest.raises(UnreachableError, match="could not be read within"):
         mirror.list_model_files(sha)
 
