@@ -55,6 +55,9 @@ class RunRequest(Schema):
     hypothesis: str = Field(default="", max_length=4000)
     url: str = Field(default="", max_length=200, pattern=r"^(https?://\S+)?$", description="Where it is discussed.")
     config: dict[str, Any] = Field(default={}, description="The entry's own part of the configuration.")
+    based_on: int | None = Field(
+        default=None, ge=1, lt=2**63, description="The earlier entry that it builds on, which a record then credits."
+    )
     variant: str = Field(
         default="",
         max_length=80,
