@@ -37,8 +37,10 @@ def create_tiny_track(text: str, budget: str, password: str) -> None:
     User.objects.create_superuser("maintainer", password=password)
 
 
-def create_token(name: str) -> str:
-    """Return the secret of a new user's token."""
+def open_track(name: str) -> str:
+    """Let anyone's traced entry run on the tiny track; return the secret of a new user's token."""
+    Season.objects.update(caps={}, test_tokens=1024)
+    Track.objects.update(is_traced=True, approval=Track.Approval.ANYONE)
     token = ApiToken(name=name, owner=User.objects.create_user(name))
     secret = token.draw_secret()
     token.save()
