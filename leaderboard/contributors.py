@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 from typing_extensions import TypedDict
 
@@ -19,29 +20,17 @@ from leaderboard.submissions import families
 MAX_ANCESTORS = 16
 
 
-class CreditDict(TypedDict):
-    entry: int
-    title: str
-    track: str
-    gain: float
-
-
 class ContributorDict(TypedDict):
     name: str
     gain: float  # product of the gains of own records
-    gain_built_on: float  # of records of others that build on entries of this author
-    records: list[CreditDict]
-    built_on: list[CreditDict]
+    gain_built_on: float  # the same of records of others that build on entries of this author
+    records: list[int]  # entries
+    built_on: list[int]
 
 
-@dataclass(frozen=True)
-class Credit:
+class Credit(NamedTuple):
     entry: Entry
     gain: float
-
-    def to_dict(self) -> CreditDict:
-        entry = self.entry
-        return {"entry": entry.pk, "title": entry.title, "track": entry.track.slug, "gain": self.gain}
 
 
 @dataclass
@@ -59,33 +48,26 @@ class Contributor:
         return math.prod(credit.gain for credit in self.built_on)
 
     def to_dict(self) -> ContributorDict:
-        return {
-            "name": self.name,
-            "gain": self.gain,
-            "gain_built_on": self.gain_built_on,
-            "records": [credit.to_dict() for credit in self.records],
-            "built_on": [credit.to_dict() for credit in self.built_on],
-        }
+        records, built_on = ([credit.entry.pk for credit in found] for found in (self.records, self.built_on))
+        gains: Any = {"gain": self.gain, "gain_built_on": self.gain_built_on}
+        return {"name": self.name, **gains, "records": records, "built_on": built_on}
 
 
 def list_contributors() -> list[Contributor]:
     """Return the authors of confirmed records and of what these build on, the largest verified gain first."""
     found: dict[tuple[str, object], Contributor] = {}
-
-    def get_contributor(entry: Entry) -> Contributor:
-        return found.setdefault(identify_author(entry), Contributor(entry.author))
-
     for table in StandingsTable.objects.filter(axis="flops").order_by("track__position", "track"):
         for record in load_records(table):
-            entry = Entry.objects.select_related("track", "pull_request").get(pk=record.row.entry_id)
-            if entry.kind == Entry.Kind.MAIN:
+            line = [*list_ancestors(record.row.entry), record.row.entry]
+            if line[-1].kind == Entry.Kind.MAIN:
                 continue  # what was merged has an author of its own
-            credit = Credit(entry, max(record.over or 1.0, 1.0))
-            author = get_contributor(entry)
-            author.records.append(credit)
-            for other in {id(one): one for one in map(get_contributor, list_ancestors(entry))}.values():
-                if other is not author:
-                    other.built_on.append(credit)
+            credit = Credit(line[-1], max(record.over or 1.0, 1.0))
+            keys = [identify_author(entry) for entry in line]
+            for key, entry in zip(keys, line, strict=True):
+                found.setdefault(key, Contributor(entry.author))
+            found[keys[-1]].records.append(credit)
+            for key in {*keys} - {keys[-1]}:
+                found[key].built_on.append(credit)
     return sorted(found.values(), key=lambda one: (-one.gain, -one.gain_built_on, one.name))
 
 
@@ -93,16 +75,15 @@ def identify_author(entry: Entry) -> tuple[str, object]:
     """Return a key that entries of the same person share: names are free text, accounts are not."""
     if entry.requested_by_id:
         return "user", entry.requested_by_id
-    if entry.pull_request and entry.pull_request.author_id:
-        return "github", entry.pull_request.author_id
-    return "name", entry.author
+    number = entry.pull_request.author_id if entry.pull_request else None
+    return ("github", number) if number else ("name", entry.author)
 
 
 def list_ancestors(entry: Entry) -> list[Entry]:
     """Return what an entry builds on, the oldest first. One query for each."""
     found: list[Entry] = []
-    while entry.based_on_id and len(found) < MAX_ANCESTORS:
-        entry = Entry.objects.select_related("track", "pull_request").get(pk=entry.based_on_id)
+    while entry.based_on and len(found) < MAX_ANCESTORS:
+        entry = entry.based_on
         found.insert(0, entry)
     return found
 

@@ -14,7 +14,7 @@ from django.http import Http404, HttpRequest, HttpResponse
 from ninja.errors import AuthenticationError, Throttled, ValidationError
 from typing_extensions import TypedDict
 
-from leaderboard.api import entries, me, pool, run_requests, tracks
+from leaderboard.api import entries, pool, run_requests, tracks
 from leaderboard.api.auth import AddressThrottle
 from leaderboard.api.errors import DocumentedAPI, UnavailableError
 from leaderboard.models.entries import web_address
@@ -64,7 +64,6 @@ def start(request: HttpRequest) -> StartDict:
 api.add_router("", tracks.router, tags=["Tracks and boards"])
 api.add_router("", entries.router, tags=["Entries"])
 api.add_router("", run_requests.router, tags=["Runs"])
-api.add_router("", me.router, tags=["Runs"])
 api.add_router("", pool.router, tags=["The pool"])
 api.add_router("", public_routes.router, tags=["Campaigns"])
 

@@ -31,8 +31,8 @@ class SiteApi:
         return self.request("GET", path)
 
     def get_text(self, path: str) -> str:
-        """Return a page of the site, such as /llms.txt."""
-        return self.send("GET", f"{self.server.rstrip('/')}{path}").text
+        """Return a page of the site, such as llms.txt."""
+        return self.send("GET", path).text
 
     def request_run(self, content: dict[str, Any]) -> dict[str, Any]:
         """Return the run that the site has created after it has fetched the commit."""
@@ -54,15 +54,15 @@ class SiteApi:
             raise UserError(f"--server needs a token of the site: --token or ${TOKEN_VARIABLE}")
 
     def request(self, method: str, path: str, content: dict[str, Any] | None = None) -> Any:
-        address = f"{self.server.rstrip('/')}/api/v1/{path}"
-        found = parse_json(self.send(method, address, content))
+        found = parse_json(self.send(method, f"api/v1/{path}", content))
         if not isinstance(found, dict | list):
-            raise UserError(f"{address} did not answer with JSON of the API: is --server the address of a site?")
+            raise UserError(f"{self.server} did not answer with JSON of the API: is --server the address of a site?")
         return found
 
-    def send(self, method: str, address: str, content: dict[str, Any] | None = None) -> httpx.Response:
+    def send(self, method: str, path: str, content: dict[str, Any] | None = None) -> httpx.Response:
         import httpx  # imported here, so that `--help` is fast
 
+        address = f"{self.server.rstrip('/')}/{path}"
         headers = {"Authorization": f"Bearer {self.token}"} if self.token else {}
         try:
             reply = httpx.request(method, address, json=content, headers=headers, timeout=REQUEST_SECONDS)
