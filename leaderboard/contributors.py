@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from typing_extensions import TypedDict
 
@@ -48,9 +48,13 @@ class Contributor:
         return math.prod(credit.gain for credit in self.built_on)
 
     def to_dict(self) -> ContributorDict:
-        records, built_on = ([credit.entry.pk for credit in found] for found in (self.records, self.built_on))
-        gains: Any = {"gain": self.gain, "gain_built_on": self.gain_built_on}
-        return {"name": self.name, **gains, "records": records, "built_on": built_on}
+        return {
+            "name": self.name,
+            "gain": self.gain,
+            "gain_built_on": self.gain_built_on,
+            "records": [credit.entry.pk for credit in self.records],
+            "built_on": [credit.entry.pk for credit in self.built_on],
+        }
 
 
 def list_contributors() -> list[Contributor]:

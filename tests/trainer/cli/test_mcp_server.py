@@ -22,9 +22,8 @@ pytestmark = pytest.mark.processes
 
 SLOW_COMMAND = """
 import sys, time
-sys.stderr.write("working\\n1 of 3  first\\n")
-sys.stderr.flush()
 try:
+    print("working\\n1 of 3  first", file=sys.stderr)
     time.sleep(600)
 except KeyboardInterrupt:
     open("interrupted", "w").close()
