@@ -133,7 +133,7 @@ lock:            ## resolve the newest allowed versions anew, in a throwaway env
 	rm -rf .venv-lock && $(PYTHON) -m venv .venv-lock
 	.venv-lock/bin/pip install --upgrade pip
 	.venv-lock/bin/pip install torch==2.13.0
-	.venv-lock/bin/pip install -e '.[training,notebook,swarm,rephrase]' --group site --group dev hatchling editables
+	.venv-lock/bin/pip install -e '.[training,notebook,swarm,rephrase,mcp]' --group site --group dev hatchling editables
 	{ echo '# Made by `make lock`. torch is installed before these, see the Makefile.'; \
 	  .venv-lock/bin/pip freeze --exclude-editable --exclude torch; } > requirements.lock
 	rm -rf .venv-lock

@@ -13,7 +13,7 @@ from scheduler.campaigns.models import Campaign
 
 PAGES = (
     *("board", "queue", "calendar", "nodes", "campaigns", "sponsors", "try", "about", "learned", "rulings"),
-    "acknowledgements",
+    *("contributors", "acknowledgements"),
 )
 
 

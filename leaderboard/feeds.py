@@ -45,11 +45,13 @@ def build_records_feed() -> str:
 def describe_record(table: StandingsTable, record: Record) -> str:
     row = record.row
     low, high = row.multiplier_low, row.multiplier_high
+    ancestor = row.entry.based_on
+    builds_on = f" It builds on {ancestor.title} by {ancestor.author}." if ancestor else ""
     between = f" (95 % interval {low:.3f} to {high:.3f})" if low and high else ""
     over = f" {record.over:.3f} times the record before." if record.over else ""
     return (
         f"The baseline would need {get_multiplier(row):.3f} times its compute{between} for its loss of "
-        f"{row.bits_per_byte:.4f} bits per byte, at {table.budget}.{over}"
+        f"{row.bits_per_byte:.4f} bits per byte, at {table.budget}.{over}{builds_on}"
     )
 
 

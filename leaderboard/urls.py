@@ -71,6 +71,7 @@ urlpatterns = [
     path("try/<slug:token>/", generate.generation, name="generation"),
     path("try/<slug:token>/live.json", generate.generation_live, name="generation-live"),
     path("learned/", cache_public(learned.hypotheses), name="learned"),
+    path("contributors/", cache_public(families.contributors), name="contributors"),
     path("rulings/", cache_public(families.rulings), name="rulings"),
     path("about/", board.about, name="about"),
     path("acknowledgements/", cache_public(board.acknowledgements), name="acknowledgements"),

@@ -51,7 +51,10 @@ class EntryAdmin(NoAddOrDeleteAdmin):
     list_filter = ("state", "kind", "track")
     search_fields = ("title", "author", "sha", "architecture")
     list_select_related = ("track",)
-    readonly_fields = [name for name in list_field_names(Entry) if name not in ("impact", "hypothesis", "title")]
+    readonly_fields = [
+        name for name in list_field_names(Entry) if name not in ("impact", "hypothesis", "title", "based_on")
+    ]
+    raw_id_fields = ("based_on",)
     actions = ("run_one_more_seed", "run_needed_seeds", "lift_to_next_track", "hold_entries", "release_entries")
     change_list_template = "admin/leaderboard/entry/change_list.html"
 

@@ -17,6 +17,7 @@ from typing_extensions import TypedDict
 from leaderboard.api import entries, pool, run_requests, tracks
 from leaderboard.api.auth import AddressThrottle
 from leaderboard.api.errors import DocumentedAPI, UnavailableError
+from leaderboard.models.entries import web_address
 from scheduler.campaigns import public_routes
 
 logger = logging.getLogger(__name__)
@@ -24,7 +25,7 @@ logger = logging.getLogger(__name__)
 DESCRIPTION = """Runs, curves and scores, readable without a token. Times are ISO 8601 in UTC. FLOPs and seconds are
 plain numbers. Losses are nats per token unless they are called bits per byte. An error is one message, in `detail`.
 With `?format=csv` any answer is a table."""
-LISTS = ("tracks", "entries", "runs", "nodes", "sponsors", "queue", "calendar", "campaigns", "rulings")
+LISTS = ("tracks", "entries", "runs", "nodes", "sponsors", "queue", "calendar", "campaigns", "rulings", "contributors")
 TOKEN_REQUIRED = "A valid token is required: Authorization: Bearer <token>. Create one at /accounts/tokens/."  # noqa: S105
 MAX_VALIDATION_ERRORS = 5  # in one response
 
@@ -41,6 +42,7 @@ class StartDict(TypedDict):
     site: str
     docs: str
     openapi: str
+    repository: str  # of the site's code, to which entries add a file; empty: not public
     feed: str  # of records, as Atom
     places: dict[str, str]
 
@@ -53,6 +55,7 @@ def start(request: HttpRequest) -> StartDict:
         "site": settings.SITE_URL,
         "docs": f"{root}/docs",
         "openapi": f"{root}/openapi.json",
+        "repository": settings.MAIN_REPOSITORY if web_address(settings.MAIN_REPOSITORY) else "",
         "feed": f"{settings.SITE_URL}/feeds/records.atom",
         "places": {name: f"{root}/{name}" for name in LISTS},
     }

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+from django.db.models import Q
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404
 from django.utils import timezone
@@ -12,9 +14,10 @@ from ninja.errors import HttpError
 from typing_extensions import TypedDict
 
 from leaderboard.api.pagination import Cursor, Limit, Page, paginate, parse_states
+from leaderboard.contributors import ContributorDict, list_ancestors, list_contributors
 from leaderboard.graphs import GraphFileDict, list_download_links
 from leaderboard.integrations.github import comment_text
-from leaderboard.models import Entry, Ruling, Run, TracedGraph
+from leaderboard.models import Entry, Ruling, Run, Standing, TracedGraph
 from leaderboard.models.entries import EntryDict
 from leaderboard.models.rulings import RulingDict
 from leaderboard.models.runs import RunDict
@@ -25,30 +28,29 @@ from leaderboard.submissions.families import PooledDict
 from leaderboard.submissions.stations import StationDict
 
 router = Router()
+MAX_WORDS = 8
 
 
 class EntryRow(EntryDict):
-    distance: float | None  # from the graph that `like` names; null without it
+    distance: float | None  # from the graph that `like` names, or from the family's first; null without one
+    multiplier: float | None  # by FLOPs; null before it has one
+    low: float | None  # of the 95 % interval
+    high: float | None
 
 
 class EntryPage(Page):
     items: list[EntryRow]
 
 
-class MemberDict(EntryRow):
-    multiplier: float | None
-    low: float | None  # of the 95 % interval
-    high: float | None
-
-
 class FamilyDict(TypedDict):
     family: int  # its first entry
     track: str
     pooled: PooledDict | None  # null: fewer than two members have an interval
-    members: list[MemberDict]
+    members: list[EntryRow]
 
 
 class EntryDetail(EntryDict):
+    descent: list[int]  # entries that it builds on, the first one first
     stations: list[StationDict]  # its way through the chain of tracks; empty without one
     smoke: dict[str, Any]
     smoke_sentence: str
@@ -67,6 +69,7 @@ def entries(
     author: str = "",
     pattern: str = "",
     like: str = "",
+    text: str = "",
     cursor: Cursor = None,
     limit: Limit = 50,
 ) -> EntryPage:
@@ -74,11 +77,14 @@ def entries(
 
     `pattern`: an operator that the graph calls, such as `aten::cumsum`, or one of the patterns of `dailytrain graph
     --json`. `like`: an entry's id, a graph's `hash` or `canonical_hash`, or several patterns separated by commas; then
-    the nearest entries come first, in one page.
+    the nearest entries come first, in one page. `text`: words of title, hypothesis, architecture or author.
     """
     rows = Entry.objects.select_related("track")
     if pattern:
         rows = rows.filter(graphs__in=TracedGraph.objects.with_pattern(pattern)).distinct()
+    for word in text.split()[:MAX_WORDS]:
+        fields = ("title", "hypothesis", "architecture", "author")
+        rows = rows.filter(Q(**{f"{name}__icontains": word for name in fields}, _connector=Q.OR))
     filters = {"state__in": parse_states(state, Entry.State), "track__slug": track, "author__iexact": author}
     rows = rows.filter(**{name: value for name, value in filters.items() if value})
     if like:
@@ -86,9 +92,26 @@ def entries(
             raise HttpError(422, "like: no graph that is compared with the baseline has this id or hash.")
         ranked = families.rank_graphs(profile, TracedGraph.objects.filter(entry__in=rows.values("pk")))[:limit]
         found = rows.in_bulk([entry for _, entry in ranked])
-        return {"items": [{**found[pk].to_dict(), "distance": distance} for distance, pk in ranked], "cursor": None}
+        return {"items": build_rows([(found[pk], distance) for distance, pk in ranked]), "cursor": None}
     page, links = paginate(rows, cursor, limit)
-    return {"items": [{**entry.to_dict(), "distance": None} for entry in page], **links}
+    return {"items": build_rows([(entry, None) for entry in page]), **links}
+
+
+def build_rows(found: Sequence[tuple[Entry, float | None]]) -> list[EntryRow]:
+    """Return entries and their distances as rows, with the multipliers of their tracks."""
+    standings = Standing.objects.filter(entry__in=[entry for entry, _ in found], table__axis="flops")
+    own = {row.entry_id: row for row in standings.defer("ties")}
+    rows: list[Any] = [
+        {
+            **entry.to_dict(),
+            "distance": distance,
+            "multiplier": row.multiplier if (row := own.get(entry.pk)) else None,
+            "low": row.multiplier_low if row else None,
+            "high": row.multiplier_high if row else None,
+        }
+        for entry, distance in found
+    ]
+    return rows
 
 
 @router.get("/families/{entry_id}", response=FamilyDict)
@@ -96,16 +119,7 @@ def get_family(request: HttpRequest, entry_id: int) -> FamilyDict:
     """A family of near entries, by its first one, with one pooled multiplier by FLOPs (random effects)."""
     first = get_object_or_404(Entry.objects.select_related("track"), pk=entry_id, family=entry_id)
     members = families.list_members(first)
-    rows: list[Any] = [
-        {
-            **member.entry.to_dict(),
-            "distance": member.distance,
-            "multiplier": member.row.multiplier if member.row else None,
-            "low": member.row.multiplier_low if member.row else None,
-            "high": member.row.multiplier_high if member.row else None,
-        }
-        for member in members
-    ]
+    rows = build_rows([(member.entry, member.distance) for member in members])
     pooled = families.pool_multipliers(members)
     return {"family": entry_id, "track": first.track.slug, "pooled": pooled, "members": rows}
 
@@ -114,6 +128,12 @@ def get_family(request: HttpRequest, entry_id: int) -> FamilyDict:
 def rulings(request: HttpRequest) -> list[RulingDict]:
     """All rulings, newest first: public decisions about which entries do not rank, and new caps."""
     return [ruling.to_dict() for ruling in Ruling.objects.prefetch_related("entries")]
+
+
+@router.get("/contributors", response=list[ContributorDict])
+def contributors(request: HttpRequest) -> list[ContributorDict]:
+    """Authors of confirmed records and of what these build on, the largest verified gain first."""
+    return [contributor.to_dict() for contributor in list_contributors()]
 
 
 @router.get("/entries/{entry_id}", response=EntryDetail)
@@ -126,6 +146,7 @@ def get_entry(request: HttpRequest, entry_id: int) -> EntryDetail:
     ahead = run_estimates.estimate_run(entry) if run_estimates.is_before_start(entry) else None
     return {
         **entry.to_dict(),
+        "descent": [ancestor.pk for ancestor in list_ancestors(entry)],
         "stations": [station.to_dict() for station in stations.list_stations(entry)],
         "smoke": entry.smoke,
         "smoke_sentence": entry.smoke_sentence,

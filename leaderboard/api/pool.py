@@ -5,17 +5,21 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Annotated, Any
 
+from django.db.models import Q
 from django.http import HttpRequest
 from django.utils import timezone
 from ninja import Router, Schema
+from ninja.errors import HttpError
 from pydantic import BeforeValidator, Field
 
+from leaderboard.api.auth import Bearer, Requester
 from leaderboard.api.pagination import Cursor, Limit, paginate
-from leaderboard.models import Run
+from leaderboard.models import ApprovalLimits, Entry, Run
 from leaderboard.models.runs import RunDict
 from leaderboard.pool_nodes import find_working_nodes
 from leaderboard.schedule import calendar
 from leaderboard.schedule.start_estimates import RunStart, estimate_starts
+from leaderboard.submissions import policy
 from scheduler.models import Lease, Node
 from scheduler.sponsors import contributions
 
@@ -147,6 +151,35 @@ def queue(request: HttpRequest) -> dict[str, Any]:
     """Live runs and waiting runs, in the order of the queue, each with its reason."""
     waiting = estimate_starts(list(Run.objects.waiting().with_job()), timezone.now())
     return {"live": [run.to_dict() for run in Run.objects.live().with_job()], "waiting": waiting}
+
+
+class MeReply(Schema):
+    name: str
+    hours_a_day: float = Field(description="GPU-hours of yours that policies approve within 24 hours.")
+    hours_left: float
+    site_hours_left: float = Field(description="Of all authors.")
+    is_paused: bool = Field(description="Nothing is approved automatically now.")
+    waiting: list[Departure]
+
+
+@router.get("/me", auth=Bearer(), response=MeReply)
+def me(request: HttpRequest) -> dict[str, Any]:
+    """Your GPU-hours of a day, and the places of your runs in the queue; needs a token."""
+    requester: Requester = request.auth  # type: ignore[attr-defined]
+    number = requester.job.actor_id if requester.job and requester.job.actor_id.isdecimal() else ""
+    author = policy.match_person(number, requester.user.pk if requester.user else None)
+    if author is None:
+        raise HttpError(403, "This token names no account.")
+    limits, now = ApprovalLimits.load(), timezone.now()
+    waiting = Run.objects.waiting().with_job().filter(entry__in=Entry.objects.filter(author))
+    return {
+        "name": requester.name,
+        "hours_a_day": limits.author_hours,
+        "hours_left": max(limits.author_hours - policy.count_hours(author, now), 0.0),
+        "site_hours_left": max(limits.site_hours - policy.count_hours(Q(), now), 0.0),
+        "is_paused": limits.is_paused,
+        "waiting": estimate_starts(list(waiting), now),
+    }
 
 
 class Due(Schema):

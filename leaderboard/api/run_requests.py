@@ -33,7 +33,7 @@ from leaderboard.api.errors import UnavailableError, describe_error
 from leaderboard.integrations.github import oidc
 from leaderboard.models import Entry, OutboxMessage, Run, Track
 from leaderboard.sanitize import check_storable
-from leaderboard.submissions import intake, repositories
+from leaderboard.submissions import intake, repositories, smoke_tests
 from leaderboard.submissions.intake import IntakeError
 from leaderboard.submissions.repositories import RepositoryError, UnreachableError
 
@@ -55,6 +55,9 @@ class RunRequest(Schema):
     hypothesis: str = Field(default="", max_length=4000)
     url: str = Field(default="", max_length=200, pattern=r"^(https?://\S+)?$", description="Where it is discussed.")
     config: dict[str, Any] = Field(default={}, description="The entry's own part of the configuration.")
+    based_on: int | None = Field(
+        default=None, ge=1, lt=2**63, description="The earlier entry that it builds on, which a record then credits."
+    )
     variant: str = Field(
         default="",
         max_length=80,
@@ -198,6 +201,8 @@ def create_run(payload: Mapping[str, Any]) -> Run:
         raise RefusedError(422, str(error)) from error
     if "config" in body.model_fields_set and entry.config != body.config:
         raise RefusedError(409, f"Entry {entry.pk} of this commit has another config. Give this request a variant.")
+    if entry.track.approval != Track.Approval.MAINTAINER and not entry.smoke:  # what its policy decides by
+        smoke_tests.queue_smoke_test(entry, actor=requester.actor)
     with transaction.atomic():
         Entry.objects.select_for_update(no_key=True).get(pk=entry.pk)  # concurrent requests would both create a run
         run = entry.runs.order_by("-pk").first()

@@ -48,7 +48,7 @@ def load_records(table: StandingsTable) -> list[Record]:
     """Read a track's records, oldest first. One query."""
     if table.pk is None:
         return []
-    return build_records(table.rows.filter(is_record=True).select_related("entry").defer("ties"))
+    return build_records(table.rows.filter(is_record=True).select_related("entry__based_on").defer("ties"))
 
 
 def get_leader(row: Standing | None) -> Standing | None:

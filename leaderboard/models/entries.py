@@ -36,6 +36,7 @@ class EntryDict(TypedDict):
     waits_for: int | None  # the entry of its family that goes first
     family: int | None  # the first entry of its family, which may be itself; null: not compared yet
     ruling: int | None  # by which it does not rank
+    based_on: int | None  # the entry that it builds on, as its author says
     changed_files: list[str]
     bundle: str | None
     created_at: str
@@ -174,6 +175,14 @@ class Entry(models.Model):
         related_name="+",
         help_text="The entry of its family that goes first.",
     )
+    based_on = models.ForeignKey(
+        "self",
+        null=True,
+        blank=True,
+        on_delete=models.SET_NULL,
+        related_name="+",
+        help_text="The earlier entry that it builds on, as its author says.",
+    )
     ruling = models.ForeignKey(
         "leaderboard.Ruling",
         null=True,
@@ -235,6 +244,7 @@ class Entry(models.Model):
             waits_for=self.waits_for_id,
             family=self.family_id,
             ruling=self.ruling_id,
+            based_on=self.based_on_id,
             created_at=self.created_at.isoformat(),
             page=self.get_absolute_url(),
         )

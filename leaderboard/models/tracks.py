@@ -76,6 +76,7 @@ class TrackDict(TypedDict):
     is_default: bool
     qualifier: str | None  # slug of the track on which an entry starts
     approval: str
+    caps: dict[str, float]  # of its season
     stops_early: bool
     page: str
 
@@ -544,7 +545,7 @@ class Track(models.Model):
 
     def to_dict(self) -> TrackDict:
         season = self.season
-        names = ("corpus", "tokenizer", "dataset_hash", "test_tokens")
+        names = ("corpus", "tokenizer", "dataset_hash", "test_tokens", "caps")
         pins = {name: getattr(season, name) for name in names}
         qualifier = self.qualifier.slug if self.qualifier else None
         return build_dict(

@@ -215,6 +215,8 @@ def mark_record(entry: Entry, confirming: Sequence[Run], former: int | None) -> 
         apply_where_possible(former_runs, TrustEvent.REPLICATE, f"The record went to {entry.title}.")
     apply_where_possible(get_first_runs(entry), TrustEvent.REPLICATE, REPLICATED)
     apply_where_possible(confirming, TrustEvent.RECORD, "A record.")
+    if entry.based_on:
+        Event.record(SITE_ACTOR, entry.based_on, f"{entry.title}, a record, builds on it.")
 
 
 def get_full_budget_runs(entry: Entry) -> QuerySet[Run]:

@@ -204,6 +204,7 @@ def submit_entry(
     url: str = "",
     config: Mapping[str, Any] | None = None,
     variant: str = "",
+    based_on: int | None = None,
     kind: Entry.Kind | None = None,
     requested_by: AbstractBaseUser | None = None,
     pull_request: PullRequest | None = None,
@@ -223,6 +224,7 @@ def submit_entry(
     if variant == Entry.MAIN_VARIANT:
         raise IntakeError(f"The variant {variant!r} is for main itself. Choose another one.")
     commit = fetch_commit(repository, sha)
+    check_ancestor(based_on, commit.sha)
     if track.kind == Track.Kind.SWARM and (commit.changed_files or not commit.base_sha):
         limits = f"{track.name} trains on volunteers' machines, which run code from main only"
         raise IntakeError(f"{limits}: enter an architecture that is on main, without changes.")
@@ -254,6 +256,7 @@ def submit_entry(
         hypothesis=hypothesis,
         url=url,
         config=dict(config or {}),
+        based_on_id=based_on,
         notebooks=notebooks,
         requested_by=requested_by,
         pull_request=pull_request,
@@ -318,6 +321,17 @@ def store_entry(
             message = f"{entry.title}: commit {entry.sha[:8]} entered for {track.name} ({entry.kind})."
             Event.record(actor, entry, message)
     return entry
+
+
+def check_ancestor(number: int | None, sha: str, before: int | None = None) -> None:
+    """Raise IntakeError unless an entry builds on nothing, or on an earlier entry of another commit."""
+    if number is None:
+        return
+    found = Entry.objects.filter(pk=number).first()
+    if found is None:
+        raise IntakeError(f"based_on: there is no entry {number} here. Its number is in the address of its page.")
+    if found.sha == sha or (before is not None and number >= before):
+        raise IntakeError(f"based_on: entry {number} is not an earlier entry of another commit.")
 
 
 def check_config(config: Mapping[str, Any]) -> None:
@@ -470,13 +484,17 @@ def reopen_entry(entry: Entry, reason: str, actor: str = SITE_ACTOR) -> bool:
     return transition(entry, Entry.State.PROPOSED, since=[Entry.State.WITHDRAWN], actor=actor, **fields)
 
 
-def update_entry_text(entry: Entry, *, title: str, hypothesis: str, config: Mapping[str, Any]) -> bool:
+def update_entry_text(
+    entry: Entry, *, title: str, hypothesis: str, config: Mapping[str, Any], based_on: int | None = None
+) -> bool:
     """Update an undecided entry's texts and configuration; return whether the configuration has changed.
 
     An approved entry stays as the maintainer reviewed it.
     """
     check_config(config)
-    fields = {"title": title.strip()[:120] or entry.title, "hypothesis": hypothesis, "config": dict(config)}
+    check_ancestor(based_on, entry.sha, entry.pk)
+    texts = {"title": title.strip()[:120] or entry.title, "hypothesis": hypothesis}
+    fields: dict[str, Any] = {**texts, "config": dict(config), "based_on_id": based_on}
     has_new_config = entry.config != fields["config"]
     if all(getattr(entry, name) == value for name, value in fields.items()):
         return False

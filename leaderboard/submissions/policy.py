@@ -145,7 +145,11 @@ def find_duplicate(entry: Entry, graph: TracedGraph) -> Entry | None:
 def match_author(entry: Entry) -> Q | None:
     """Return the condition for entries of the same author, by GitHub's id and by account; None if neither is known."""
     number = str(entry.pull_request.author_id or "") if entry.pull_request else ""
-    user = entry.requested_by_id
+    return match_person(number, entry.requested_by_id)
+
+
+def match_person(number: str, user: int | None) -> Q | None:
+    """Return the condition for the entries of an account of GitHub, or of a user here."""
     if not number and user:
         accounts = SocialAccount.objects.filter(provider="github", user=user)
         number = accounts.values_list("uid", flat=True).first() or ""

@@ -19,7 +19,7 @@ from scheduler.models import SITE_ACTOR, Event
 
 IDENTITY = ("repository", "sha", "architecture", "variant")
 """What the entries of one way have in common."""
-COPIED = ("kind", "title", "author", "hypothesis", "url", "config", "pull_request", "requested_by")
+COPIED = ("kind", "title", "author", "hypothesis", "url", "config", "pull_request", "requested_by", "based_on")
 COPIED_FILES = ("bundle", "base_sha", "changed_files", "source_bytes")
 
 

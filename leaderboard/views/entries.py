@@ -10,6 +10,7 @@ from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import get_object_or_404, render
 from django.views.decorators.http import condition, require_safe
 
+from leaderboard import contributors
 from leaderboard.board.query import parse_axis
 from leaderboard.board.scales import AtScale, draw_scales, load_scales
 from leaderboard.charts.multiplier_charts import build_whisker, scale_of_row
@@ -50,6 +51,9 @@ def entry(request: HttpRequest, entry_id: int) -> HttpResponse:
         "smoking": smoke_tests.is_running(entry),
         "estimate": estimates.estimate_run(entry) if estimates.is_before_start(entry) else None,
         "stations": stations.list_stations(entry),
+        "ancestors": contributors.list_ancestors(entry),
+        "proposed_ancestor": contributors.propose_ancestor(entry),
+        "descendants": Entry.objects.filter(based_on=entry).order_by("pk")[:MAX_RUNS],
         "events": list(Event.objects.about(entry)),
     }
     return render(request, "leaderboard/entry.html", context)

@@ -1,4 +1,4 @@
-"""The pages of a family of near entries and of rulings."""
+"""The pages of a family of near entries, of contributors and of rulings."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, render
 from django.views.decorators.http import require_safe
 
+from leaderboard.contributors import list_contributors
 from leaderboard.models import Entry, Ruling
 from leaderboard.submissions import families
 
@@ -17,6 +18,12 @@ def family(request: HttpRequest, entry_id: int) -> HttpResponse:
     members = families.list_members(first)
     pooled = families.pool_multipliers(members)
     return render(request, "leaderboard/family.html", {"first": first, "members": members, "pooled": pooled})
+
+
+@require_safe
+def contributors(request: HttpRequest) -> HttpResponse:
+    """List contributors by verified gain."""
+    return render(request, "leaderboard/contributors.html", {"contributors": list_contributors()})
 
 
 @require_safe

@@ -26,6 +26,7 @@ def addresses(night: dict[str, Any]) -> dict[str, str]:
         "about": "/about/",
         "learned": "/learned/",
         "rulings": "/rulings/",
+        "contributors": "/contributors/",
         "acknowledgements": "/acknowledgements/",
         "sign in": "/accounts/login/",
     }

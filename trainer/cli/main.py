@@ -55,6 +55,7 @@ COMMANDS: dict[str, Command | CommandGroup] = {
     "trace": Command("trainer.cli.trace:main", "export an architecture as graphs of tensor operators"),
     "graph": Command("trainer.cli.graph:main", "print what a traced architecture contains and costs"),
     "arch": Command("trainer.cli.arch:main", "list the architectures"),
+    "mcp": Command("trainer.cli.mcp_server:main", "serve the commands and a site to a coding agent", "mcp"),
     "node": Command("trainer.cli.node:main", "lend this machine to a site"),
     "swarm": CommandGroup(
         "train one model together with other people's machines",

@@ -7,9 +7,12 @@ import os
 import sys
 import time
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trainer.errors import UserError, to_one_line
+
+if TYPE_CHECKING:
+    import httpx
 
 TOKEN_VARIABLE = "DAILYTRAIN_API_TOKEN"  # noqa: S105  (the variable's name)
 REQUEST_SECONDS = 30.0
@@ -24,8 +27,12 @@ class SiteApi:
     server: str
     token: str = ""
 
-    def get(self, path: str) -> dict[str, Any]:
+    def get(self, path: str) -> Any:
         return self.request("GET", path)
+
+    def get_text(self, path: str) -> str:
+        """Return a page of the site, such as llms.txt."""
+        return self.send("GET", path).text
 
     def request_run(self, content: dict[str, Any]) -> dict[str, Any]:
         """Return the run that the site has created after it has fetched the commit."""
@@ -46,25 +53,34 @@ class SiteApi:
         if not self.token:
             raise UserError(f"--server needs a token of the site: --token or ${TOKEN_VARIABLE}")
 
-    def request(self, method: str, path: str, content: dict[str, Any] | None = None) -> dict[str, Any]:
+    def request(self, method: str, path: str, content: dict[str, Any] | None = None) -> Any:
+        found = parse_json(self.send(method, f"api/v1/{path}", content))
+        if not isinstance(found, dict | list):
+            raise UserError(f"{self.server} did not answer with JSON of the API: is --server the address of a site?")
+        return found
+
+    def send(self, method: str, path: str, content: dict[str, Any] | None = None) -> httpx.Response:
         import httpx  # imported here, so that `--help` is fast
 
-        address = f"{self.server.rstrip('/')}/api/v1/{path}"
+        address = f"{self.server.rstrip('/')}/{path}"
         headers = {"Authorization": f"Bearer {self.token}"} if self.token else {}
         try:
             reply = httpx.request(method, address, json=content, headers=headers, timeout=REQUEST_SECONDS)
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise UserError(f"{address} did not answer: {error}") from error
-        try:
-            found = reply.json()
-        except ValueError:
-            found = None
         if reply.status_code not in (200, 202):
+            found = parse_json(reply)
             detail = found.get("detail", found) if isinstance(found, dict) else to_one_line(reply.text)[:200]
             raise UserError(f"the site refuses it ({reply.status_code}): {detail}")
-        if not isinstance(found, dict):
-            raise UserError(f"{address} did not answer with JSON of the API: is --server the address of a site?")
-        return found
+        return reply
+
+
+def parse_json(reply: httpx.Response) -> Any:
+    """Return the content of an answer; None if it is not JSON."""
+    try:
+        return reply.json()
+    except ValueError:
+        return None
 
 
 def add_site_flags(parser: argparse.ArgumentParser) -> None:

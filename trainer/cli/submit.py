@@ -18,12 +18,13 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
-from trainer.cli import Parser
+from trainer.cli import Parser, parse_positive_integer
 from trainer.cli.site_api import SiteApi, add_site_flags
 from trainer.errors import ExitCode, UserError
 from trainer.text_files import decode_text
 
 COMMAND = "dailytrain submit"
+MODELS = "trainer/models"
 GITHUB_REMOTE = re.compile(
     r"(?:https://github\.com/|git@github\.com:|ssh://git@github\.com/)([\w.-]+/[\w.-]+?)(?:\.git)?/?"
 )
@@ -33,6 +34,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Print a pull request's text, or request a run. Raise `UserError` for a commit that cannot be proposed."""
     options = build_parser().parse_args(argv)
     config = read_config(options.config)
+    if options.push:
+        push_commit(options)
     sha = find_commit()
     title = options.title or run_git("log", "-1", "--format=%s")
     if options.server:
@@ -51,10 +54,23 @@ def build_parser() -> Parser:
     add("--architecture", default="", metavar="NAME", help="a name in ARCHITECTURES (the one whose file you changed)")
     add("--config", type=Path, metavar="FILE", help="JSON file with the entry's model, recipe and train settings")
     add("--title", default="", help="of the entry (the commit's subject)")
+    add("--based-on", type=parse_positive_integer, metavar="ENTRY", help="number of the entry that yours builds on")
+    add("--push", action="store_true", help=f"commit what changed in {MODELS}, and push the branch to origin, first")
     add("--open", action="store_true", help="open the pull request's form in a browser")
     add_site_flags(parser)
     add("--json", action="store_true", help="print the site's reply as JSON")
     return parser
+
+
+def push_commit(options: argparse.Namespace) -> None:
+    """Commit what changed in `MODELS`, and push the branch, which is not main, to the remote origin."""
+    branch = run_git("rev-parse", "--abbrev-ref", "HEAD")
+    if branch in ("HEAD", "main"):
+        raise UserError("an entry needs a branch of its own: `git switch -c NAME` first")
+    if run_git("status", "--porcelain", "--", MODELS):
+        run_git("add", "--", MODELS)
+        run_git("commit", "--quiet", "-m", options.title or f"Add {options.architecture or 'an architecture'}")
+    run_git("push", "--quiet", "origin", f"HEAD:refs/heads/{branch}")
 
 
 def run_git(*arguments: str) -> str:
@@ -98,6 +114,7 @@ def write_description(options: argparse.Namespace, config: dict[str, Any]) -> st
         "hypothesis": " ".join(options.hypothesis.split()),
         "expected_effect": options.expected_effect,
         "contact": options.contact or run_git("log", "-1", "--format=%ae"),
+        "based_on": options.based_on,
         "config": json.dumps(config) if config else "",
     }
     return "\n".join(["---", *(f"{key}: {value}" for key, value in fields.items() if value or key == "track"), "---"])
@@ -136,6 +153,7 @@ def request_run(options: argparse.Namespace, config: dict[str, Any], sha: str, t
         "track": options.track,
         "hypothesis": options.hypothesis,
         "config": config,
+        "based_on": options.based_on,
         # Entries of one commit with different settings.
         "variant": hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()[:16] if config else "",
     }

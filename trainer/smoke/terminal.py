@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -23,9 +24,9 @@ ACTIVITIES = {
 
 @contextmanager
 def show_checks(options: argparse.Namespace) -> Iterator[Callable[[SmokeCheck], None]]:
-    """Yield a function that prints a check. It prints nothing with --json or as a job."""
+    """Yield a function that prints a check: with --json on standard error, as a job nowhere."""
     if options.json or options.job:
-        yield lambda check: None
+        yield lambda check: None if options.job else print_progress(check)
         return
     console = Console()
     console.print(f"[bold]{options.arch}[/], smoke test on this machine's CPU\n", highlight=False)
@@ -38,6 +39,10 @@ def show_checks(options: argparse.Namespace) -> Iterator[Callable[[SmokeCheck], 
                 status.update(format_activity(CHECKS[after]))
 
         yield print_check
+
+
+def print_progress(check: SmokeCheck) -> None:
+    sys.stderr.write(f"{CHECKS.index(check.name) + 1} of {len(CHECKS)}  {check.name}: {check.text}\n")
 
 
 def format_activity(name: str) -> str:

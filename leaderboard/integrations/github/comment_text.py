@@ -11,6 +11,7 @@ from typing import Any
 from django.conf import settings
 from django.template.loader import render_to_string
 
+from leaderboard.contributors import propose_ancestor
 from leaderboard.formatting import MISSING
 from leaderboard.integrations.github import entry_status, front_matter
 from leaderboard.integrations.github.command_parser import USAGES
@@ -86,6 +87,7 @@ def get_entry_context(entry: Entry, now: datetime) -> dict[str, Any]:
     return {
         "entry": entry,
         "status": entry_status.get_entry_status(entry, now),
+        "proposed_ancestor": propose_ancestor(entry),
         "multipliers": list_multipliers(comparison) if comparison else [],
         "estimate": estimate.describe(now) if estimate else "",
         "runs": runs,

@@ -30,6 +30,7 @@ FIELDS = {
     "expected_effect": 300,
     "contact": 200,
     "architecture": 80,
+    "based_on": 20,
     "config": 10_000,
 }
 REQUIRED_FIELDS = {
@@ -59,6 +60,7 @@ class FrontMatter:
     expected_effect: str = ""
     contact: str = ""
     architecture: str = ""
+    based_on: int | None = None
     config: dict[str, Any] = field(default_factory=dict)
     problems: tuple[str, ...] = ()
 
@@ -150,7 +152,7 @@ def parse_front_matter(body: str | None, tracks: Mapping[str, str]) -> FrontMatt
 
 
 def check_fields(fields: Mapping[str, list[str]], problems: list[str], tracks: Mapping[str, str]) -> FrontMatter:
-    words = {name: join_value(fields.get(name, [])) for name in FIELDS if name != "config"}
+    words = {name: join_value(fields.get(name, [])) for name in FIELDS if name not in ("based_on", "config")}
     for name in ("track", "architecture"):
         words[name] = re.sub(r"(^|\s)#.*", "", words[name]).strip().strip("`").strip()  # without a YAML comment
     track = find_track(words["track"], tracks)
@@ -164,12 +166,17 @@ def check_fields(fields: Mapping[str, list[str]], problems: list[str], tracks: M
     for name, value in words.items():
         if len(value) > FIELDS[name]:
             problems.append(f"`{name}` has {len(value)} characters; at most {FIELDS[name]} are kept.")
+    number = re.sub(r"\s#\s.*", "", join_value(fields.get("based_on", []))).removeprefix("#")
+    if number and not re.fullmatch(r"[1-9]\d{0,17}", number):
+        problems.append(f"`based_on` takes the number of an entry, such as 12, not “{number[:40]}”.")
+        number = ""
     config: dict[str, Any] = {}
     try:
         config = parse_config(fields.get("config", []))
     except ValueError as error:
         problems.append(f"`config` cannot be read: {error}.")
-    return FrontMatter(**{**words, "track": track}, config=config, problems=tuple(problems))
+    based_on = int(number) if number else None
+    return FrontMatter(**{**words, "track": track}, based_on=based_on, config=config, problems=tuple(problems))
 
 
 def join_value(lines: Sequence[str]) -> str:

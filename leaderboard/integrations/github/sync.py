@@ -252,6 +252,7 @@ def enter_track(pull: PullRequest, request: FrontMatter, track: Track) -> Entry:
         hypothesis=hypothesis,
         url=pull.url[:200],
         config=request.config,
+        based_on=request.based_on,
         requested_by=requested_by,
         pull_request=pull,
         actor=actor,
@@ -263,7 +264,9 @@ def enter_track(pull: PullRequest, request: FrontMatter, track: Track) -> Entry:
     is_reopened = entry.pull_request_id == pull.pk and intake.reopen_entry(
         entry, "The pull request requests it again.", actor
     )
-    has_new_config = intake.update_entry_text(entry, title=pull.title, hypothesis=hypothesis, config=request.config)
+    has_new_config = intake.update_entry_text(
+        entry, title=pull.title, hypothesis=hypothesis, config=request.config, based_on=request.based_on
+    )
     if is_reopened or has_new_config or not (entry.smoke or smoke_tests.is_running(entry)):
         smoke_tests.queue_smoke_test(entry, actor=actor)
     return entry

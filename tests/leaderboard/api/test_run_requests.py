@@ -16,7 +16,7 @@ from leaderboard.submissions import intake
 from scheduler.models import Job
 from tests.leaderboard.conftest import Repository
 from tests.scheduler.test_claims_race import call_concurrently
-from tests.support import run_requests
+from tests.support import run_requests, scene
 
 pytestmark = pytest.mark.sql
 
@@ -72,6 +72,18 @@ def test_run_request_of_ci_job_is_watched_and_approved(
     assert Job.objects.get().priority == Job.Priority.COMMUNITY
     token.refresh_from_db()
     assert token.last_used_at
+
+
+@pytest.mark.parametrize(("approval", "state"), [("anyone", "smoke"), ("maintainer", "proposed")])
+def test_run_request_on_a_track_with_a_policy_is_tested_at_once(
+    client: Client, token: ApiToken, payload: dict[str, Any], approval: str, state: str
+) -> None:
+    Track.objects.update(approval=approval, is_traced=True)
+    idea = scene.create_entry(Track.objects.get(), "Older", sha="1" * 40)
+    assert request_run(client, token, {**payload, "based_on": 999}).json()["detail"].startswith("based_on: there is no")
+    assert request_run(client, token, {**payload, "based_on": idea.pk}).status_code == 200
+    entry = Entry.objects.get(architecture="smear")
+    assert (entry.state, entry.based_on) == (state, idea)
 
 
 def test_repeated_run_request_with_another_config_is_409(

@@ -38,15 +38,30 @@ def test_submit_prints_description_that_site_can_parse(
 ) -> None:
     (checkout.path.parent / "config.json").write_text(json.dumps({"model": {"depth": 3}}))
     flags = ("--track", "small", "--architecture", "smear", "--config", str(checkout.path.parent / "config.json"))
-    assert dailytrain(["submit", *FLAGS, *flags]) == 0
+    assert dailytrain(["submit", *FLAGS, *flags, "--based-on", "12"]) == 0
     title, _, body = capsys.readouterr().out.partition("\n\n")
     parsed = parse_front_matter(body, {"small": "The small track"})
     assert (parsed.problems, parsed.track, parsed.architecture) == ((), "small", "smear")
     assert (parsed.hypothesis, parsed.expected_effect, parsed.contact) == (HYPOTHESIS, "3 % less compute", "@ada")
-    assert parsed.config == {"model": {"depth": 3}}
+    assert (parsed.config, parsed.based_on) == ({"model": {"depth": 3}}, 12)
     assert title == checkout.git("log", "-1", "--format=%s")
     assert dailytrain(["submit", *FLAGS]) == 0
     assert "---\ntrack: \n" in capsys.readouterr().out, "the required field is there to fill in"
+
+
+def test_submit_with_push_commits_models_to_a_branch_of_their_own(
+    main_repository: Repository, checkout: Repository, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main = main_repository.git("rev-parse", "main")
+    checkout.write({"trainer/models/idea.py": "x = 1\n", "notes.txt": "Not an entry's.\n"})
+    assert dailytrain(["submit", *FLAGS, "--push"]) == 2
+    assert "an entry needs a branch of its own: `git switch -c NAME` first" in capsys.readouterr().err
+    checkout.git("switch", "--quiet", "--create", "idea")
+    for _ in range(2):  # the second time there is nothing to commit
+        assert dailytrain(["submit", *FLAGS, "--push", "--title", "An idea"]) == 0
+    assert main_repository.git("log", "--format=%s", f"{main}..idea") == "An idea"
+    assert main_repository.git("diff", "--name-only", main, "idea") == "trainer/models/idea.py"
+    assert main_repository.git("rev-parse", "main") == main
 
 
 @pytest.mark.usefixtures("instant_outbox")
@@ -84,9 +99,9 @@ def test_submit_to_server_requests_run_and_explains_errors(
 def test_documented_read_examples_return_200(run: Run, client: Client) -> None:
     text = (REPOSITORY / "docs/how-to/api-examples.md").read_text()
     addresses = re.findall(r"\$SITE(/[^`\s\"]+)", text)
-    assert len(addresses) == 7
+    assert len(addresses) == 9
     for address in addresses[1:]:  # the first one creates an entry
         path = re.sub(r"/9\b", f"/{run.pk}", address).replace("=9,12", f"={run.pk}")
         path = path.replace("entries/7", f"entries/{run.entry_id}").replace("small", run.track.slug)
-        assert client.get(path).status_code == 200, path
+        assert client.get(path).status_code == (401 if path == "/api/v1/me" else 200), path
     assert {"state", "cause", "reason"} <= client.get(f"/api/v1/runs/{run.pk}").json().keys()

@@ -23,7 +23,7 @@ def answer(monkeypatch: pytest.MonkeyPatch, *reply: Any, **content: Any) -> None
         (400, {"json": {"detail": "no such track"}}, r"refuses it \(400\): no such track"),
         (400, {"json": ["wrong"]}, r"refuses it \(400\)"),
         (200, {"html": "<h1>Welcome</h1>"}, "did not answer with JSON"),
-        (200, {"json": [1]}, "did not answer with JSON"),
+        (200, {"json": "wrong"}, "did not answer with JSON"),
     ],
 )
 def test_other_answer_raises_one_line_error(
