@@ -155,7 +155,7 @@ def test_policy_does_not_approve_what_a_ruling_excludes() -> None:
     entry = scene.create_entry(track, "Ruled", state=Entry.State.PROPOSED, smoke={"passed": True})
     graph = store_graph(entry, **CUMSUM)
     entry.ruling = rule(scope="operator", operator="aten::cumsum")
-    assert policy.find_obstacle(entry, graph, None, None, None) == Entry.Obstacle.RULING
+    assert policy.find_obstacle(entry, graph) == (Entry.Obstacle.RULING, None)
 
 
 def test_page_and_api_show_rulings_with_their_entries(client: Client) -> None:
