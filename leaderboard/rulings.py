@@ -51,6 +51,5 @@ def revoke_ruling(ruling: Ruling, actor: str) -> bool:
     apply_rulings()
     if ruling.effect == Ruling.Effect.CAP:
         since = TracedGraph.objects.exclude(hash="").filter(entry__created_at__gte=ruling.created_at)
-        for graph in since.select_related("entry", "season", "baseline_graph"):
-            graphs.check_caps(graph)
+        graphs.check_caps(*since.select_related("entry", "season", "baseline_graph"))
     return True
