@@ -23,9 +23,14 @@ def summarize(flood: Flood) -> dict[str, Any]:
     spent = sum_gpu_hours()
     judged = Run.objects.filter(purpose=Run.Purpose.ENTRY, state__in=(Run.State.FINISHED, Run.State.STOPPED))
     judged = judged.filter(budget__in=[track.budget for track in flood.tracks.values()]).with_entry()
-    able = [run for run in judged.select_related("entry__pull_request") if flood.find_idea(run.entry).multiplier >= ENOUGH]
+    able = [
+        run for run in judged.select_related("entry__pull_request") if flood.find_idea(run.entry).multiplier >= ENOUGH
+    ]
     disputed = Confirmation.objects.filter(outcome=Confirmation.Outcome.WORSE).count()
-    minutes = {kind: max((n for (name, _), n in flood.load.items() if name == kind), default=0) for kind in ("requests", "queries")}
+    minutes = {
+        kind: max((n for (name, _), n in flood.load.items() if name == kind), default=0)
+        for kind in ("requests", "queries")
+    }
     return {
         "decisions_a_day": round((len(flood.person) + disputed) / flood.days, 2),
         "verdict_hours_median": round(statistics.median(hours), 2),

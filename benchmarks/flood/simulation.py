@@ -176,7 +176,9 @@ class Flood:
     def open_pull_request(self, idea: Idea) -> None:
         self.count_request()
         front = f"---\ntrack: playground-h100\nhypothesis: Idea {idea.number} helps.\n"
-        body = f"{front}expected_effect: not known\ncontact: @author{idea.author}\narchitecture: idea{idea.number}\n---\n"
+        body = (
+            f"{front}expected_effect: not known\ncontact: @author{idea.author}\narchitecture: idea{idea.number}\n---\n"
+        )
         pull = {
             "number": idea.number, "updated_at": self.clock.now.isoformat(), "state": "open", "draft": False,
             "title": f"Idea {idea.number}", "body": body, "user": {"login": f"author{idea.author}", "id": idea.author},
@@ -276,8 +278,17 @@ class Flood:
         run = Run.objects.get(job=lease.job)
         bits, full = self.latent[run.pk][look], Budget.parse(run.budget).amount
         flops, seconds = look * full * 1.0001, look * machine.seconds
-        shared = {"step": int(look * STEPS), "tokens": int(look * 1e9), "flops": flops, "seconds": seconds, "loss": 2 * bits}
-        rows = ({"kind": "train", "fraction": look * 1.0001, **shared}, {"kind": "dev", "bits_per_byte": bits, **shared})
+        shared = {
+            "step": int(look * STEPS),
+            "tokens": int(look * 1e9),
+            "flops": flops,
+            "seconds": seconds,
+            "loss": 2 * bits,
+        }
+        rows = (
+            {"kind": "train", "fraction": look * 1.0001, **shared},
+            {"kind": "dev", "bits_per_byte": bits, **shared},
+        )
         batch = protocol.MetricsBatch(sequence=lease.metrics_received + 1, rows=rows)
         job_reports.store_metrics(lease, batch)
         self.schedule(self.clock.seconds + STOP_SECONDS, partial(self.stop_if_behind, machine, lease_pk))
