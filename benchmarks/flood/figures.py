@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from datetime import datetime
 from typing import Any
 
-from benchmarks.flood.authors import ENOUGH, DAY, Idea
+from benchmarks.flood.authors import DAY, ENOUGH, Idea
 from benchmarks.flood.simulation import Flood
 from leaderboard.models import Confirmation, Entry, PullRequest, Run, Standing
 from scheduler.models import Event, Lease

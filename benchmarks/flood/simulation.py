@@ -20,7 +20,6 @@ from datetime import timedelta
 from functools import partial
 from typing import Any
 
-from django.conf import settings
 from django.contrib.auth.models import User
 from django.db import connection
 from django.test import Client
@@ -390,7 +389,7 @@ def list_for_person() -> list[Entry]:
 
 
 def create_tracks(by_policy: bool) -> dict[str, Track]:
-    """Return the tracks by slug: the first two of the chain, or the second one alone, on which a maintainer approves."""
+    """Return the tracks by slug: the first two of the chain, or the second alone, on which a maintainer approves."""
     season = Season.objects.create(
         name="Flood", corpus="fineweb-edu", tokenizer="bpe:32768", dataset_hash="d" * 64, vocabulary_size=32_768
     )

@@ -81,7 +81,7 @@ def list_budgets(now: datetime) -> Iterator[Decision]:
     limits, waiting = ApprovalLimits.load(), Entry.objects.filter(obstacle=Entry.Obstacle.SITE_HOURS)
     if count := waiting.filter(state=Entry.State.PROPOSED).count():
         used = policy.count_hours(Q(), now)
-        why = f"{used:.1f} of {limits.site_hours:g} GPU-hours of a day are used, and {count} entries wait for more."
+        why = f"{used:.1f} of {limits.site_hours:g} GPU-hours of a day are used; waiting for more: {count}."
         address = reverse("admin:leaderboard_approvallimits_change", args=[limits.pk])
         yield Decision("Budget", "Automatic approvals", address, why, (Button("Change the limits", address),))
 
@@ -93,11 +93,10 @@ def list_approvals() -> Iterator[Decision]:
         why = entry.get_obstacle_display() or entry.smoke_sentence or f"{entry.track.name} leaves it to a maintainer."
         names = ("approve", "reject")
         approve, reject = (reverse(f"admin:leaderboard_entry_{name}", args=[entry.pk]) for name in names)
-        buttons = (
-            Button(f"Approve {entry.sha[:8]}", approve, {"sha": entry.sha, "morning": 1}),
-            Button("Reject", reject, {"morning": 1}, reason=why),
-        )
         address = reverse("admin:leaderboard_entry_change", args=[entry.pk])
+        is_read = entry.obstacle != Entry.Obstacle.PYTHON  # its Python runs: nobody approves it unread
+        first = Button(f"Approve {entry.sha[:8]}", approve, {"sha": entry.sha, "morning": 1})
+        buttons = (first if is_read else Button("Read it", address), Button("Reject", reject, {"morning": 1}, why))
         yield Decision("Approval", f"{entry.title}, {entry.track.name}", address, why, buttons)
 
 

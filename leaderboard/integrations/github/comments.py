@@ -9,6 +9,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from django.db.models import F, Q
 from django.utils import timezone
 
 from leaderboard import outbox
@@ -52,9 +53,10 @@ def update_pull_requests(events: Sequence[Event]) -> None:
 
 
 def find_affected_pulls(runs: set[int]) -> set[int]:
-    """Return the open pull requests with finished runs on the tracks of these finished runs: they are compared."""
+    """Return the open pull requests whose comparisons change with these finished runs: of the baseline, or a record."""
     finished = Run.objects.filter(state=Run.State.FINISHED)
-    tracks = finished.filter(pk__in=runs).values("track")
+    references = finished.filter(Q(entry=F("season__baseline")) | Q(trust=Run.Trust.RECORD), pk__in=runs)
+    tracks = references.values("track")
     affected = finished.filter(track__in=tracks, entry__pull_request__state=PullRequest.State.OPEN)
     return set(affected.values_list("entry__pull_request", flat=True))
 
