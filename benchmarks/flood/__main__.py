@@ -1,4 +1,4 @@
-"""`python -m benchmarks.flood`: thousands of pull requests in weeks, under policies and under a maintainer's approvals."""
+"""`python -m benchmarks.flood`: a flood of pull requests, under policies and under a maintainer alone."""
 
 from __future__ import annotations
 

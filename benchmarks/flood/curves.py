@@ -1,6 +1,6 @@
 """Losses of simulated runs: the recorded ladder's law, and how recorded runs moved from each look to their end.
 
-The simulation is that of benchmarks/results/early-stops.md. A track's noise is that of the recorded ladder by a factor.
+The simulation is that of benchmarks/results/early-stops.md, whose curves these are.
 """
 
 from __future__ import annotations
@@ -23,29 +23,26 @@ hours is 1.5 %; the smaller track lies between, by the logarithm of the budgets.
 
 
 @cache
-def load_ladder() -> tuple[Ladder, dict[tuple[str, int], list[list[float]]], dict[str, bool]]:
-    """Return the ladder, the dev losses of the runs with the whole budget, and which have its recipe."""
+def load_ladder() -> tuple[Ladder, dict[tuple[str, int], Any]]:
+    """Return the ladder and the runs with the whole budget, by name and seed."""
     content = json.loads(RECORDED.read_text())
     ends = np.array([run["dev"][-1] for run in content["runs"] if run["name"] == "gpt"])
-    whole = {(run["name"], run["seed"]): run["dev"] for run in content["runs"] if run["part"] == 1}
-    same = {run["name"]: run["same_recipe"] for run in content["runs"]}
-    return Ladder.fit(ends[:, 0], ends[:, 1], content["full"]), whole, same
+    whole = {(run["name"], run["seed"]): run for run in content["runs"] if run["part"] == 1}
+    return Ladder.fit(ends[:, 0], ends[:, 1], content["full"]), whole
 
 
 @cache
 def list_changes(late: bool) -> Any:
     """Return how far recorded runs moved from each look to the end, in ln of compute; of late ones that came back."""
-    ladder, whole, same = load_ladder()
+    ladder, whole = load_ladder()
     rows = []
-    for (name, seed), dev in whole.items():
-        if name == "gpt" or same[name] == late:
-            continue
-        points = [(at, dev[int(8 * at) - 1], whole["gpt", seed][int(8 * at) - 1]) for at in (*LOOKS, 1.0)]
-        behind = [
-            (twin[1] - own[1]) / float(ladder.slope_at(np.log(at))) + math.log(own[0] / twin[0])
-            for at, own, twin in points
-        ]
-        rows.append([distance - behind[-1] for distance in behind[:-1]])
+    for (name, seed), run in whole.items():
+        if name != "gpt" and run["same_recipe"] != late:
+            pairs = [(at, *(each["dev"][int(8 * at) - 1] for each in (run, whole["gpt", seed]))) for at in (*LOOKS, 1)]
+            behind = np.array(
+                [(twin[1] - own[1]) / ladder.slope_at(np.log(at)) + np.log(own[0] / twin[0]) for at, own, twin in pairs]
+            )
+            rows.append(behind[:-1] - behind[-1])
     changes = np.array(rows)
     return changes[changes[:, -1] > 0] if late else changes
 
@@ -60,7 +57,7 @@ class TrackCurves:
         return float(load_ladder()[0].loss_at(np.log(compute))) + self.sigma * float(self.rng.normal())
 
     def get_twin_loss(self, look: float, seed: int) -> float:
-        return load_ladder()[1]["gpt", 1 + (seed - 1) % 3][int(8 * look) - 1][1]
+        return float(load_ladder()[1]["gpt", 1 + (seed - 1) % 3]["dev"][int(8 * look) - 1][1])
 
     def draw_looks(self, multiplier: float, seed: int, *, late: bool) -> dict[float, float]:
         """Return the dev losses at the looks of a run that shares a seed with the ladder's."""
@@ -69,7 +66,8 @@ class TrackCurves:
         change = change if late else change * self.rng.choice([-1, 1])
         noise = math.sqrt(2) * self.sigma / abs(float(ladder.slope_at(np.zeros(()))))
         change = change + noise * (self.rng.normal() + self.rng.normal(size=len(LOOKS))) / 2
+        slopes = (float(ladder.slope_at(np.log(look))) for look in LOOKS)
         return {
-            look: self.get_twin_loss(look, seed) - float(ladder.slope_at(np.log(look))) * (moved - math.log(multiplier))
-            for look, moved in zip(LOOKS, change.tolist(), strict=True)
+            look: self.get_twin_loss(look, seed) - slope * (moved - math.log(multiplier))
+            for look, slope, moved in zip(LOOKS, slopes, change.tolist(), strict=True)
         }

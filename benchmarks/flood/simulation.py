@@ -47,6 +47,8 @@ from trainer.accounting.peak_flops import PEAK_FLOPS
 from trainer.protocol.files import RUN_FILE, STATE_FILE
 from trainer.scoring.multiplier.futility import LOOKS
 
+TARGET = CHAIN[1]
+"""The track that pull requests name."""
 HOUR = 3600.0
 REPOSITORY, SECRET = "trains/daily", "a secret"
 FLEET = (("RTX 4060 Ti", "4060", 16),) * 4 + (("H100", "h100", 80),) * 6 + (("", "", 0),)
@@ -86,20 +88,22 @@ class Flood:
         self.tracks = create_tracks(by_policy)
         self.curves = {slug: TrackCurves(slug, seed) for slug in self.tracks}
         self.file = storage.store_bytes(b'{"format": 1, "arch": "gpt"}')
-        self.baseline = create_baseline(self.tracks["playground-h100"])
+        self.baseline = create_baseline(self.tracks[TARGET])
         for slug in self.tracks:
             self.fill_ladder(Track.objects.get(slug=slug))
         self.machines = [create_machine(number, *model) for number, model in enumerate(FLEET)]
         self.latent: dict[int, dict[float, float]] = {}
         """Losses at the looks, and at 1 the score, of runs."""
-        self.person: set[int] = set()
+        self.for_person: set[int] = set()
         """Entries that came to need a person."""
         self.ages: list[float] = []
         """Real seconds from a score to the board with it."""
         self.github = Client()
-        self.tasks: Counter[str] = Counter()
-        self.load: Counter[tuple[str, int]] = Counter()
-        """Requests and queries of each virtual minute."""
+        self.messages: Counter[str] = Counter()
+        """Tasks that came through Redis, by name."""
+        self.requests: Counter[int] = Counter()
+        """By virtual minute, as the queries."""
+        self.queries: Counter[int] = Counter()
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._number, self._round_at = 0, -1.0
 
@@ -135,11 +139,11 @@ class Flood:
     # --- the site -----------------------------------------------------------------------------------------------------
 
     def count_query(self, execute: Any, *arguments: Any) -> Any:
-        self.load["queries", int(self.clock.seconds // 60)] += 1
+        self.queries[int(self.clock.seconds // 60)] += 1
         return execute(*arguments)
 
     def count_request(self) -> None:
-        self.load["requests", int(self.clock.seconds // 60)] += 1
+        self.requests[int(self.clock.seconds // 60)] += 1
 
     def work(self) -> None:
         """Run what the site has sent to Redis, as a worker does."""
@@ -147,7 +151,7 @@ class Flood:
         try:
             while True:
                 message = queue.get(block=False)
-                self.tasks[name := message.headers["task"]] += 1
+                self.messages[name := message.headers["task"]] += 1
                 app.tasks[name](*message.payload[0])
                 message.ack()
         except queue.Empty:
@@ -158,7 +162,7 @@ class Flood:
         for name in TASKS:
             import_string(INTERVAL_TASKS[name][0])()
             self.work()
-        self.person |= {entry.pk for entry in list_for_person()}
+        self.for_person |= {entry.pk for entry in list_for_person()}
         self.poll_idle()
 
     def decide_by_hand(self) -> None:
@@ -174,14 +178,14 @@ class Flood:
 
     def open_pull_request(self, idea: Idea) -> None:
         self.count_request()
-        front = f"---\ntrack: playground-h100\nhypothesis: Idea {idea.number} helps.\n"
+        front = f"---\ntrack: {TARGET}\nhypothesis: Idea {idea.number} helps.\n"
         body = (
             f"{front}expected_effect: not known\ncontact: @author{idea.author}\narchitecture: idea{idea.number}\n---\n"
         )
         pull = {
             "number": idea.number, "updated_at": self.clock.now.isoformat(), "state": "open", "draft": False,
             "title": f"Idea {idea.number}", "body": body, "user": {"login": f"author{idea.author}", "id": idea.author},
-            "head": {"sha": idea.sha, "repo": {"clone_url": "https://example.org/fork.git"}},
+            "head": {"sha": f"{idea.number:040x}", "repo": {"clone_url": "https://example.org/fork.git"}},
             "html_url": f"https://example.org/pull/{idea.number}",
         }  # fmt: skip
         repository = {"full_name": REPOSITORY, "id": 1}
@@ -233,10 +237,8 @@ class Flood:
         if reply.lease is None:
             return
         machine.lease = reply.lease.lease
-        Lease.objects.filter(pk=machine.lease).update(expires_at=VirtualClock.to_datetime(2 * self.days * DAY))
         lease, now = self.load_lease(machine.lease), self.clock.seconds
-        leases.renew_lease(lease, protocol.Heartbeat(phase="running", seconds=0))
-        Lease.objects.filter(pk=machine.lease).update(expires_at=VirtualClock.to_datetime(2 * self.days * DAY))
+        self.send_heartbeat(lease)
         if lease.job.kind != "train":
             seconds = lease.job.expected_seconds if lease.job.kind == "score" else PREPARE_SECONDS
             self.schedule(now + seconds, partial(self.finish, machine, lease.pk))
@@ -253,6 +255,13 @@ class Flood:
         end = machine.release_at + (1 - machine.done) * machine.seconds
         self.schedule(end, partial(self.finish, machine, lease.pk))
 
+    def send_heartbeat(self, lease: Lease) -> protocol.HeartbeatReply:
+        """Send one, and keep the lease until the next event of its machine."""
+        self.count_request()
+        reply = leases.renew_lease(lease, protocol.Heartbeat(phase="running", seconds=0))
+        Lease.objects.filter(pk=lease.pk).update(expires_at=VirtualClock.to_datetime(2 * self.days * DAY))
+        return reply
+
     def compute_done(self, machine: Machine) -> float:
         return machine.done + max(self.clock.seconds - machine.release_at, 0.0) / machine.seconds
 
@@ -265,7 +274,7 @@ class Flood:
     def draw_losses(self, run: Run) -> None:
         if run.pk not in self.latent:
             idea, curves = self.find_idea(run.entry), self.curves[run.track.slug]
-            is_late = idea.learning_rate != BASELINE.learning_rate
+            is_late = idea.rate != BASELINE.rate
             looks = curves.draw_looks(idea.seeming, run.seed, late=is_late)
             self.latent[run.pk] = {**looks, 1.0: curves.draw_end(idea.multiplier)}
 
@@ -297,11 +306,8 @@ class Flood:
         early_stops.stop_runs_behind()
         if machine.lease != lease_pk:
             return
-        self.count_request()
         lease = self.load_lease(lease_pk)
-        reply = leases.renew_lease(lease, protocol.Heartbeat(phase="running", seconds=0))
-        Lease.objects.filter(pk=lease_pk).update(expires_at=VirtualClock.to_datetime(2 * self.days * DAY))
-        if reply.stop:
+        if self.send_heartbeat(lease).stop:
             self.record_checkpoint(lease, self.compute_done(machine))
             self.end(machine, lease, outcome="released", reason="A stop was requested.")
 
@@ -344,7 +350,7 @@ class Flood:
         if idea.kind == "broken":
             return {"passed": False, "sentence": "Its loss does not fall.", "checks": []}, ()
         blobs = [
-            storage.store_bytes(f"{name} of {idea.original or idea.number} {graph.config_hash}".encode())
+            storage.store_bytes(f"{name} of {idea.original} {graph.config_hash}".encode())
             for name in protocol.GRAPH_FILES
         ]
         lease.uploads.add(*blobs)

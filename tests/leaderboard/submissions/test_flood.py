@@ -28,7 +28,7 @@ def test_flood_has_its_shares_and_bursts() -> None:
     assert counts["gain"] == pytest.approx(GAINS * 2_048, rel=0.3)
     assert counts["copy"] + counts["near"] == pytest.approx(COPIES * 2_048, rel=0.1)
     assert counts["broken"] + counts["cap"] == pytest.approx(BROKEN * 2_048, rel=0.1)
-    assert all(1.02 <= idea.multiplier <= 1.3 for idea in ideas if idea.is_gain)
+    assert all(1.02 <= idea.multiplier <= 1.3 for idea in ideas if idea.kind == "gain")
     assert max(Counter(int(idea.at // 86_400) for idea in ideas).values()) >= 200
     assert draw_ideas(44, 2_048, seed=1) == ideas
 

@@ -45,6 +45,15 @@ def test_comment_of_result_compares_with_record(pull: PullRequest) -> None:
     assert ratio == pytest.approx(1.2 / 0.7, rel=0.2)
 
 
+def test_finished_run_updates_other_comments_only_if_they_are_compared_with_it(pull: PullRequest) -> None:
+    entry, baseline = Entry.objects.get(title="Worse"), Entry.objects.get(title="main, 3 March")
+    finished = Run.objects.filter(entry=entry)
+    assert comments.find_affected_pulls({run.pk for run in finished}) == set()
+    assert comments.find_affected_pulls({run.pk for run in baseline.runs.all()}) == {pull.pk}
+    finished.update(trust=Run.Trust.RECORD)
+    assert comments.find_affected_pulls({run.pk for run in finished}) == {pull.pk}
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
