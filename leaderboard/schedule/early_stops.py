@@ -13,7 +13,6 @@ from django.db.models import Exists, F, OuterRef, Q, QuerySet
 from leaderboard.models import CurvePoint, Entry, Run, Track
 from leaderboard.rankings.standings import compute_standings
 from leaderboard.schedule.failures import isolate_track
-from leaderboard.submissions import policy
 from leaderboard.submissions.families import list_changed_settings, name_groups
 from scheduler import transitions
 from scheduler.models import SITE_ACTOR, Job, Lease
@@ -92,19 +91,12 @@ def has_same_recipe(run: Run) -> bool:
 
 @transaction.atomic
 def store_look(run: Run, fraction: float, look: futility.Look) -> bool:
-    """Store what was found, and ask the node to hand back a run that is behind; return whether this call did.
-
-    The author and the site get back the hours of the day that the entry will not use.
-    """
+    """Store what was found, and ask the node to hand back a run that is behind; return whether this call did."""
     assert run.job_id is not None, "a run in training has a job"
     job = Job.objects.select_for_update(no_key=True).get(pk=run.job_id)  # its run changes with it only
     rows = Run.objects.filter(pk=run.pk, state=Run.State.TRAINING, goes_on=False, is_behind=False)
     if not rows.exists():
         return False
-    if look.is_futile:
-        others = Run.objects.filter(entry=run.entry_id, budget=run.budget, started_at__isnull=False).exclude(pk=run.pk)
-        hours = policy.compute_hours(run.track, others.count() + fraction)
-        Entry.objects.filter(pk=run.entry_id, policy_hours__gt=hours).update(policy_hours=hours)
     found = {"look_fraction": fraction, "look_behind": look.behind, "look_error": look.error}
     rows.update(**found, is_behind=look.is_futile, revision=F("revision") + 1)
     run.refresh_from_db(fields=[*found])

@@ -168,6 +168,13 @@ def compute_hours(track: Track, runs: float | None = None) -> float:
     return track.expected_seconds * share * gpus / 3600
 
 
+def give_back_hours(run: Run) -> None:
+    """Give back the author's and the site's hours of the day that the entry of a stopped run will not use."""
+    others = Run.objects.filter(entry=run.entry_id, budget=run.budget, started_at__isnull=False).exclude(pk=run.pk)
+    hours = compute_hours(run.track, others.count() + run.fraction)
+    Entry.objects.filter(pk=run.entry_id, policy_hours__gt=hours).update(policy_hours=hours)
+
+
 @transaction.atomic
 def set_paused(is_paused: bool, actor: str) -> None:
     """Pause or resume all automatic approvals."""

@@ -161,7 +161,9 @@ def post_ruling(message: OutboxMessage) -> Mapping[str, Any]:
     pull = PullRequest.objects.get(pk=message.payload["pull"])
     ruling = Ruling.objects.get(pk=message.payload["ruling"])
     mark = f"<!-- dailytrain:ruling:{ruling.pk} -->"
-    entries = list(Entry.objects.filter(pull_request=pull, ruling=ruling))
+    is_cap = ruling.effect == Ruling.Effect.CAP
+    concerned = ruling.find_entries() if is_cap and not ruling.revoked_at else Entry.objects.filter(ruling=ruling)
+    entries = list(concerned.filter(pull_request=pull))
     body = comment_text.render_markdown("ruling.md", {"mark": mark, "ruling": ruling, "entries": entries})
     github = client.get_client(pull.repository)
     comment_id = message.result.get("comment") or find_own_comment(github, pull.number, mark)

@@ -196,8 +196,9 @@ def test_stopped_entry_gives_back_hours_and_gets_no_more_seeds(race_track: Track
     hours = policy.compute_hours(race_track)
     Entry.objects.filter(pk=run.entry_id).update(policy_approved_at=timezone.now(), policy_hours=hours)
     look(run, 0.7, 0.25)
-    assert Entry.objects.get(pk=run.entry_id).policy_hours == pytest.approx(hours / race_track.seeds / 4)
+    assert Entry.objects.get(pk=run.entry_id).policy_hours == hours, "it may end before its node reads the request"
     end_lease(lease, "released")
+    assert Entry.objects.get(pk=run.entry_id).policy_hours == pytest.approx(hours / race_track.seeds / 4)
     scene.create_run(run.entry, state=Run.State.FINISHED, bits_per_byte=2.0, seed=3)
     assert run.entry not in ladder.find_entries_lacking_seeds(race_track)
 

@@ -9,7 +9,7 @@ from django.utils import timezone
 from hypothesis import given
 from hypothesis import strategies as st
 
-from leaderboard.integrations.github import command_parser, comment_text, entry_status, front_matter
+from leaderboard.integrations.github import command_parser, comment_text, comments, entry_status, front_matter
 from leaderboard.integrations.github.command_parser import Command, InvalidCommand
 from leaderboard.integrations.github.front_matter import FrontMatter
 from leaderboard.models import Entry, OutboxMessage, PullRequest, Run
