@@ -59,16 +59,14 @@ def simulate(days: int, count: int, seed: int, arm: str) -> dict[str, Any]:
 
     os.environ |= {"DJANGO_SETTINGS_MODULE": "dailytrain.settings", "LOG_LEVEL": "ERROR", "GITHUB_TOKEN": "t"}
     django.setup()
+    from benchmarks.flood.authors import DAY, draw_ideas
+    from benchmarks.flood.figures import summarize
+    from benchmarks.flood.simulation import Flood
     from benchmarks.flood.site import simulated_site
 
-    with simulated_site() as clock, Progress(console=Console(stderr=True), transient=True) as progress:
-        from benchmarks.flood.authors import DAY, draw_ideas
-        from benchmarks.flood.figures import summarize
-        from benchmarks.flood.simulation import Flood
-
-        ideas = draw_ideas(days, count, seed)
+    ideas = draw_ideas(days, count, seed)
+    with simulated_site(ideas) as clock, Progress(console=Console(stderr=True), transient=True) as progress:
         flood = Flood(clock, ideas, days, seed, by_policy=arm == "policies")
-        clock.ideas = flood.ideas
         task = progress.add_task(arm, total=days * DAY)
         flood.run(lambda seconds: progress.update(task, completed=seconds))
         return summarize(flood)

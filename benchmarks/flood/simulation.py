@@ -83,7 +83,7 @@ class Machine:
 
 class Flood:
     def __init__(self, clock: VirtualClock, ideas: list[Idea], days: int, seed: int, *, by_policy: bool) -> None:
-        self.clock, self.days, self.by_policy, self.rng = clock, days, by_policy, random.Random(seed)
+        self.clock, self.days, self.rng = clock, days, random.Random(seed)
         self.ideas = {idea.number: idea for idea in (BASELINE, *ideas)}
         self.tracks = create_tracks(by_policy)
         self.curves = {slug: TrackCurves(slug, seed) for slug in self.tracks}
@@ -178,10 +178,9 @@ class Flood:
 
     def open_pull_request(self, idea: Idea) -> None:
         self.count_request()
-        front = f"---\ntrack: {TARGET}\nhypothesis: Idea {idea.number} helps.\n"
-        body = (
-            f"{front}expected_effect: not known\ncontact: @author{idea.author}\narchitecture: idea{idea.number}\n---\n"
-        )
+        fields = {"track": TARGET, "hypothesis": "It helps.", "expected_effect": "not known"}
+        fields |= {"contact": f"@author{idea.author}", "architecture": f"idea{idea.number}"}
+        body = "\n".join(["---", *(f"{name}: {value}" for name, value in fields.items()), "---"])
         pull = {
             "number": idea.number, "updated_at": self.clock.now.isoformat(), "state": "open", "draft": False,
             "title": f"Idea {idea.number}", "body": body, "user": {"login": f"author{idea.author}", "id": idea.author},
@@ -285,14 +284,7 @@ class Flood:
         lease = self.load_lease(lease_pk)
         run = Run.objects.get(job=lease.job)
         bits, full = self.latent[run.pk][look], Budget.parse(run.budget).amount
-        flops, seconds = look * full * 1.0001, look * machine.seconds
-        shared = {
-            "step": int(look * STEPS),
-            "tokens": int(look * 1e9),
-            "flops": flops,
-            "seconds": seconds,
-            "loss": 2 * bits,
-        }
+        shared = {"step": int(look * STEPS), "flops": look * full * 1.0001, "loss": 2 * bits}
         rows = (
             {"kind": "train", "fraction": look * 1.0001, **shared},
             {"kind": "dev", "bits_per_byte": bits, **shared},

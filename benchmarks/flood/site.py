@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -12,6 +12,7 @@ from django.apps import apps
 from django.core.management import call_command
 from django.test.utils import override_settings
 
+from benchmarks.flood.authors import Idea
 from benchmarks.pool_simulation.clock import VirtualClock, virtual_time
 from leaderboard.integrations.github import client
 from leaderboard.submissions import intake
@@ -47,7 +48,7 @@ class SilentClient:
 
 
 @contextmanager
-def simulated_site() -> Iterator[VirtualClock]:
+def simulated_site(ideas: Sequence[Idea]) -> Iterator[VirtualClock]:
     """Create the tables in an empty database, from the models; yield the clock."""
     modules = {app.label: None for app in apps.get_app_configs()}
     with TemporaryDirectory() as folder, virtual_time() as clock:
@@ -57,7 +58,7 @@ def simulated_site() -> Iterator[VirtualClock]:
             release = storage.store_bytes(b"a release")
 
             def fetch_commit(repository: str, revision: str) -> CommitSummary:
-                return clock.ideas[int(revision, 16)].summarize_commit(repository, revision)
+                return ideas[int(revision, 16) - 1].summarize_commit(repository, revision)
 
             with (
                 patch.object(storage, "store_release", lambda: release),

@@ -116,7 +116,7 @@ def test_pull_request_gets_one_comment_about_a_new_cap(pull: PullRequestAuthor) 
     ruling = Ruling.objects.create(text="Too long.", effect="cap", scope="cap", cap="source_bytes", cap_value=1.5)
     pull.open()
     Entry.objects.update(source_bytes=2)
-    for sentence in ("1 entry of this pull request is above its new cap, source_bytes 1.5.**", "it is revoked.**"):
+    for sentence in ("1 entry of this pull request is above its new cap on source_bytes.**", "it is revoked.**"):
         rulings.apply_rulings()
         rulings.apply_rulings()
         pull.process_pending_work()
