@@ -13,6 +13,7 @@ from django.urls import reverse
 from leaderboard.models import ApprovalLimits, Entry, Ruling, Run, Track
 from leaderboard.rankings import confirmations
 from leaderboard.submissions import policy
+from leaderboard.unrelated_nodes import find_unrelated_nodes
 from scheduler.models import Event
 
 NIGHT = timedelta(hours=24)
@@ -45,9 +46,8 @@ def list_decisions(now: datetime) -> list[Decision]:
 def list_candidates() -> Iterator[Decision]:
     """Yield the record candidates that the site cannot confirm by itself."""
     for track in Track.objects.with_ladder():
-        ready = confirmations.find_candidates(track)
         for entry in confirmations.find_fresh_candidates(track):
-            if entry not in ready:
+            if not find_unrelated_nodes(entry).exists():
                 why = f"It would be a record on {track.name}, and no trusted node is unrelated to it."
                 buttons = (Button("Trust a node", reverse("admin:scheduler_node_changelist")),)
                 yield Decision("Record", entry.title, entry.get_absolute_url(), why, buttons)
