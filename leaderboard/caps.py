@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -59,22 +60,25 @@ def format_number(number: float) -> str:
     return f"{number:,.0f}" if number >= 1000 or number == int(number) else f"{number:.3g}"
 
 
-def load_caps(season: Season, at: datetime) -> dict[str, float]:
-    """Return the caps of an entry of this time: the season's, and those of rulings before."""
+def list_ruled_caps() -> list[Ruling]:
+    return list(Ruling.objects.in_force().filter(effect=Ruling.Effect.CAP))
+
+
+def load_caps(season: Season, at: datetime, ruled: Iterable[Ruling] | None = None) -> dict[str, float]:
+    """Return the caps of an entry of this time: the season's, and those of rulings before (`list_ruled_caps`)."""
     caps = dict(season.caps)
-    ruled = Ruling.objects.in_force().filter(effect=Ruling.Effect.CAP, created_at__lte=at)
-    for ruling in ruled:
-        if ruling.cap_value is not None:  # a constraint of the table
+    for ruling in list_ruled_caps() if ruled is None else ruled:
+        if ruling.created_at <= at and ruling.cap_value is not None:  # a constraint of the table
             caps[ruling.cap] = min(ruling.cap_value, caps.get(ruling.cap, ruling.cap_value))
     return caps
 
 
-def list_values(graph: TracedGraph) -> list[CappedValue]:
+def list_values(graph: TracedGraph, ruled: Iterable[Ruling] | None = None) -> list[CappedValue]:
     """Return what the season caps, of a traced entry. Select `entry`, `season` and `baseline_graph` with the graph."""
     found = {name: graph.summary.get(name) for name in ("parameters", "stored_bytes", "constant_bytes")}
     found |= {"source_bytes": graph.entry.source_bytes, "scoring_flops": compare_scoring_flops(graph)}
-    awaited = "scoring_flops" if needs_baseline_graph(graph) else ""
-    caps = {} if is_exempt(graph) else load_caps(graph.season, graph.entry.created_at)
+    caps = {} if is_exempt(graph) else load_caps(graph.season, graph.entry.created_at, ruled)
+    awaited = "scoring_flops" if "scoring_flops" in caps else ""
     return [
         CappedValue(name, value, caps.get(name))
         for name, value in found.items()
@@ -117,9 +121,9 @@ def explain_missing_baseline_graph(graph: TracedGraph) -> str:
     )
 
 
-def describe_cap_violations(graph: TracedGraph) -> str:
+def describe_cap_violations(graph: TracedGraph, ruled: Iterable[Ruling] | None = None) -> str:
     """Return which caps the graph exceeds; empty if none."""
-    return " ".join(filter(None, (value.explain() for value in list_values(graph))))
+    return " ".join(filter(None, (value.explain() for value in list_values(graph, ruled))))
 
 
 def explain_source_excess(season: Season, source_bytes: int) -> str:

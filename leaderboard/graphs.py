@@ -132,10 +132,12 @@ def store_trace(graph: TracedGraph, summary: Mapping[str, Any] | None, problem: 
         graph.save(update_fields=["problem"])
 
 
-def check_caps(graph: TracedGraph) -> None:
-    """Store which of the season's caps the graph exceeds."""
-    graph.problem = caps.describe_cap_violations(graph)[:500]
-    graph.save(update_fields=["problem"])
+def check_caps(*traced: TracedGraph) -> None:
+    """Store which of their season's caps graphs exceed. Select what `caps.list_values` reads."""
+    ruled = caps.list_ruled_caps()
+    for graph in traced:
+        graph.problem = caps.describe_cap_violations(graph, ruled)[:500]
+    TracedGraph.objects.bulk_update(traced, ["problem"], batch_size=1000)
 
 
 # --- files ------------------------------------------------------------------------------------------------------------

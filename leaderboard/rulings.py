@@ -5,13 +5,15 @@ Beat applies the rulings in force to entries that have come since.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from django.db import transaction
 from django.db.models import F, Q
 from django.utils import timezone
 
 from leaderboard import graphs, outbox
 from leaderboard.integrations.github.comments import RULING
-from leaderboard.models import Entry, Ruling, Run, TracedGraph
+from leaderboard.models import Entry, OutboxMessage, Ruling, Run, TracedGraph
 from leaderboard.recomputation import request_recomputation
 from scheduler.models import SITE_ACTOR, Event
 
@@ -30,7 +32,20 @@ def apply_rulings() -> int:
     Run.objects.filter(entry__in=changed).update(revision=F("revision") + 1)
     for track in {entry.track_id for entry in changed}:
         request_recomputation(track)
+    for ruling in Ruling.objects.in_force().filter(effect=Ruling.Effect.CAP):
+        above = ruling.find_entries().exclude(pull_request=None)
+        enqueue_comments(ruling.pk, {*above.values_list("pull_request", flat=True)} - list_commented(ruling))
     return len(changed)
+
+
+def list_commented(ruling: Ruling) -> set[int]:
+    told = OutboxMessage.objects.filter(key__startswith=f"{RULING}:{ruling.pk}:")
+    return {*told.values_list("payload__pull", flat=True)}
+
+
+def enqueue_comments(ruling: int, pulls: Iterable[int]) -> None:
+    for pull in pulls:
+        outbox.enqueue(RULING, f"{RULING}:{ruling}:{pull}", {"pull": pull, "ruling": ruling})
 
 
 def store_ruling(entry: Entry, ruling: int | None) -> None:
@@ -38,8 +53,7 @@ def store_ruling(entry: Entry, ruling: int | None) -> None:
     sentence = f"Ruling {ruling}: it does not rank." if ruling else f"Ruling {entry.ruling_id} no longer concerns it."
     Event.record(SITE_ACTOR, entry, sentence)
     for each in filter(None, {entry.ruling_id, ruling} if entry.pull_request_id else ()):
-        payload = {"pull": entry.pull_request_id, "ruling": each}
-        outbox.enqueue(RULING, f"{RULING}:{each}:{entry.pull_request_id}", payload)
+        enqueue_comments(each, [entry.pull_request_id])
 
 
 @transaction.atomic
@@ -50,7 +64,7 @@ def revoke_ruling(ruling: Ruling, actor: str) -> bool:
     Event.record(actor, ruling, f"Revoked: {ruling.text}")
     apply_rulings()
     if ruling.effect == Ruling.Effect.CAP:
+        enqueue_comments(ruling.pk, list_commented(ruling))
         since = TracedGraph.objects.exclude(hash="").filter(entry__created_at__gte=ruling.created_at)
-        for graph in since.select_related("entry", "season", "baseline_graph"):
-            graphs.check_caps(graph)
+        graphs.check_caps(*since.select_related("entry", "season", "baseline_graph"))
     return True

@@ -12,12 +12,14 @@ from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.shortcuts import get_object_or_404
 from django.template.response import TemplateResponse
 from django.urls import URLPattern, path, reverse
+from django.utils import timezone
 from django.views.decorators.http import require_POST
 
 from leaderboard import permissions, runs
 from leaderboard.admin.base import NoAddOrDeleteAdmin, act_on_each, get_user, list_field_names
 from leaderboard.graph_comparison import build_graph_view
 from leaderboard.models import ApprovalLimits, Entry
+from leaderboard.monitoring import morning
 from leaderboard.rankings.standings import compute_standings
 from leaderboard.submissions import intake, policy, review, stations
 from leaderboard.submissions.intake import IntakeError
@@ -123,6 +125,7 @@ class EntryAdmin(NoAddOrDeleteAdmin):
         wrap, prefix = self.admin_site.admin_view, "leaderboard_entry_"
         return [
             path("queue/", wrap(self.queue), name=f"{prefix}queue"),
+            path("morning/", wrap(self.morning), name=f"{prefix}morning"),
             path("queue/pause/", wrap(require_POST(self.pause)), name=f"{prefix}pause"),
             path("<int:entry_id>/approve/", wrap(require_POST(self.approve)), name=f"{prefix}approve"),
             path("<int:entry_id>/reject/", wrap(require_POST(self.reject)), name=f"{prefix}reject"),
@@ -152,6 +155,14 @@ class EntryAdmin(NoAddOrDeleteAdmin):
             "opts": self.opts,
         }
         return TemplateResponse(request, "admin/leaderboard/entry/queue.html", context)
+
+    def morning(self, request: HttpRequest) -> HttpResponse:
+        """Show what needs a person, and the last night in a paragraph."""
+        if not permissions.is_maintainer(get_user(request)):
+            raise PermissionDenied
+        now, context = timezone.now(), {**self.admin_site.each_context(request), "title": "This morning"}
+        context |= {"decisions": morning.list_decisions(now), "night": morning.describe_night(now), "opts": self.opts}
+        return TemplateResponse(request, "admin/leaderboard/entry/morning.html", context)
 
     def pause(self, request: HttpRequest) -> HttpResponse:
         """Pause or resume all automatic approvals."""
@@ -184,7 +195,7 @@ class EntryAdmin(NoAddOrDeleteAdmin):
             return self.show_error(request, entry, error)
         for run in queued:
             self.message_user(request, f"{entry.title}: run {run.pk} is {run.state}.", messages.SUCCESS)
-        return HttpResponseRedirect(reverse("admin:leaderboard_entry_queue"))
+        return return_to_list(request)
 
     def reject(self, request: HttpRequest, entry_id: int) -> HttpResponse:
         entry = self.get_entry_to_decide(request, entry_id)
@@ -193,7 +204,7 @@ class EntryAdmin(NoAddOrDeleteAdmin):
         except IntakeError as error:
             return self.show_error(request, entry, error)
         self.message_user(request, f"{entry.title} is rejected. Its author can read the reason.", messages.SUCCESS)
-        return HttpResponseRedirect(reverse("admin:leaderboard_entry_queue"))
+        return return_to_list(request)
 
     def show_error(self, request: HttpRequest, entry: Entry, error: IntakeError) -> HttpResponse:
         self.message_user(request, str(error), messages.ERROR)
@@ -204,3 +215,9 @@ class EntryAdmin(NoAddOrDeleteAdmin):
         if not self.has_change_permission(request, entry):
             raise PermissionDenied
         return entry
+
+
+def return_to_list(request: HttpRequest) -> HttpResponse:
+    """Go back to the page on which an entry was decided."""
+    page = "morning" if "morning" in request.POST else "queue"
+    return HttpResponseRedirect(reverse(f"admin:leaderboard_entry_{page}"))

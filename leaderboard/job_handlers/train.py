@@ -17,6 +17,7 @@ from leaderboard.publishing import releases
 from leaderboard.rankings import speed_probes, trust
 from leaderboard.run_states import RunEvent, apply_event
 from leaderboard.sanitize import sanitize_json, sanitize_text
+from leaderboard.submissions import policy
 from scheduler import storage
 from scheduler.job_kinds import JobKind, JobSummary
 from scheduler.models import SITE_ACTOR, Blob, Checkpoint, Job, JobFile, Lease
@@ -114,6 +115,7 @@ class TrainHandler(JobKind):
         if run.is_behind:
             verdict = run.describe_look()
             apply_event(run, RunEvent.STOP, actor=SITE_ACTOR, message=f"Stopped {verdict}", reason=f"Stopped {verdict}")
+            policy.give_back_hours(run)
             return
         last = job.checkpoints.resumable().last()
         mark_run_paused(run, job, reason, f"It resumes from step {last.step}" if last else "It starts over")

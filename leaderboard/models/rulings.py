@@ -96,8 +96,10 @@ class Ruling(models.Model):
         return f"{reverse('rulings')}#ruling-{self.pk}"
 
     def find_entries(self) -> models.QuerySet[Entry]:
-        """Return the entries in its scope, those above their cap too; never main or a baseline."""
+        """Return the entries in its scope, since then for a new cap; never main or a baseline."""
         entries = Entry.objects.exclude(kind=Entry.Kind.MAIN)
+        if self.effect == self.Effect.CAP:
+            entries = entries.filter(created_at__gte=self.created_at)
         entries = entries.exclude(pk__in=Season.objects.exclude(baseline=None).values("baseline"))
         if self.scope == self.Scope.ENTRIES:
             return entries.filter(pk__in=self.listed.values("pk"))

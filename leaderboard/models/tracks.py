@@ -42,6 +42,7 @@ from trainer.accounting.training_size import (
 )
 from trainer.errors import UserError
 from trainer.scoring import benchmark_tasks
+from trainer.scoring.multiplier import futility
 
 # What a track's `limits` leave out. Beyond the budget there must be time for the start, evaluation and uploads.
 WALL_FACTOR = 2.0
@@ -53,8 +54,8 @@ PROCESSES = 128
 UPLOAD_LIMITS = ("file_bytes", "lease_bytes")
 """Names in a track's `limits` that the site applies itself."""
 MOST_MONTHLY = 10
-LOOKS_APART = 8
-"""Parts of the budget after which runs are compared with the ladder: at 1/8, 1/4 and 1/2."""
+EVALUATIONS = round(1 / min(futility.LOOKS))
+"""Of a run, or a multiple of it: then each look at which runs are compared with the ladder has one."""
 
 
 class TrackDict(TypedDict):
@@ -405,8 +406,8 @@ class Track(models.Model):
         if not (self.ladder and self.is_traced and Budget.parse(self.budget).kind == "flops"):
             raise ValueError("stops runs that are behind: its track is traced and has a ladder and a budget in FLOPs")
         evaluations = self.config.get("train", {}).get("evaluations") or 0
-        if evaluations % LOOKS_APART or not evaluations:
-            raise ValueError(f"stops runs that are behind: train.evaluations is a multiple of {LOOKS_APART}")
+        if evaluations % EVALUATIONS or not evaluations:
+            raise ValueError(f"stops runs that are behind: train.evaluations is a multiple of {EVALUATIONS}")
 
     def list_earlier(self) -> list[Track]:
         """Return the tracks of its season on which an entry qualifies for it, the first one first."""

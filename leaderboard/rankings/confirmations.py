@@ -107,6 +107,11 @@ def find_broken_runs(track: Track) -> QuerySet[Run]:
 
 def find_candidates(track: Track) -> list[Entry]:
     """Return entries whose first runs would be a record, if unrelated nodes exist."""
+    return [entry for entry in find_fresh_candidates(track) if unrelated_nodes.find_unrelated_nodes(entry).exists()]
+
+
+def find_fresh_candidates(track: Track) -> list[Entry]:
+    """Return entries without confirmation runs whose first runs would be a record."""
     standings = rank_entries(track, load_reliable_runs(track))
     if standings.comparison is None or standings.baseline is None:
         return []
@@ -114,11 +119,8 @@ def find_candidates(track: Track) -> list[Entry]:
     begun = Run.objects.filter(purpose=Run.Purpose.CONFIRMATION, season=track.season_id).values("entry")
     fresh = entries.exclude(pk__in=begun).filter(pk__in={row.entry for row in standings.rows})
     record = find_record_holder(track)
-    return [
-        entry
-        for entry in fresh.select_related("track__season").order_by("pk")
-        if would_be_record(standings, entry.pk, record) and unrelated_nodes.find_unrelated_nodes(entry).exists()
-    ]
+    rows = fresh.select_related("track__season").order_by("pk")
+    return [entry for entry in rows if would_be_record(standings, entry.pk, record)]
 
 
 def load_reliable_runs(track: Track) -> list[ScoredRun]:

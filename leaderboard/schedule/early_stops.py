@@ -8,12 +8,11 @@ until its node hands it back; `job_handlers.train` then stops it. Never for succ
 from __future__ import annotations
 
 from django.db import transaction
-from django.db.models import F, Q, QuerySet
+from django.db.models import Exists, F, OuterRef, Q, QuerySet
 
 from leaderboard.models import CurvePoint, Entry, Run, Track
 from leaderboard.rankings.standings import compute_standings
 from leaderboard.schedule.failures import isolate_track
-from leaderboard.submissions import policy
 from leaderboard.submissions.families import list_changed_settings, name_groups
 from scheduler import transitions
 from scheduler.models import SITE_ACTOR, Job, Lease
@@ -36,23 +35,25 @@ def stop_runs_on(track: Track) -> int:
         return 0
     twins = {run.seed: run.run for run in standings.ladder_runs if run.budget == track.budget}
     ladder = standings.comparison.ladder
-    pairs = [(run, twins[run.seed]) for run in due if run.seed in twins]
-    return sum(judge_run(run, twin, ladder) for run, twin in pairs if have_trusted_nodes(run.pk, twin))
-
-
-def have_trusted_nodes(*runs: int) -> bool:
-    """Whether the runs' losses come from trusted nodes alone: no replay compares them, so others could end a run."""
-    return not Lease.objects.filter(job__run__in=runs, node__trusted=False).exists()
+    return sum(judge_run(run, twins[run.seed], ladder) for run in due if run.seed in twins)
 
 
 def find_due_runs(track: Track) -> QuerySet[Run]:
-    """Return the runs in training that have passed a look since they were last compared."""
+    """Return the runs in training that have passed a look since they were last compared, and have a ladder run.
+
+    Their losses, and the ladder run's, come from trusted nodes alone: no replay compares them, so others could end a
+    run.
+    """
     is_due = Q()
     for look in futility.LOOKS:
         is_due |= Q(fraction__gte=look) & (Q(look_fraction=None) | Q(look_fraction__lt=look))
-    own = Run.objects.filter(is_due, track=track, season=track.season_id, budget=track.budget, is_behind=False)
-    own = own.filter(purpose=Run.Purpose.ENTRY, state=Run.State.TRAINING, goes_on=False, graph__isnull=False)
-    return own.filter(entry__kind=Entry.Kind.ARCHITECTURE).exclude(entry=track.season.baseline_id).order_by("pk")
+    untrusted = Exists(Lease.objects.filter(job__run=OuterRef("pk"), node__trusted=False))
+    twins = Run.objects.filter(track=track, season=track.season_id, entry=track.season.baseline_id, budget=track.budget)
+    twins = twins.filter(~untrusted, seed=OuterRef("seed"), bits_per_byte__isnull=False)
+    own = Run.objects.filter(is_due, ~untrusted, Exists(twins), track=track, season=track.season_id)
+    own = own.filter(purpose=Run.Purpose.ENTRY, state=Run.State.TRAINING, is_behind=False, goes_on=False)
+    own = own.filter(budget=track.budget, graph__isnull=False, entry__kind=Entry.Kind.ARCHITECTURE)
+    return own.exclude(entry=track.season.baseline_id).order_by("pk")
 
 
 def judge_run(run: Run, twin: int, ladder: Ladder) -> bool:
@@ -90,19 +91,12 @@ def has_same_recipe(run: Run) -> bool:
 
 @transaction.atomic
 def store_look(run: Run, fraction: float, look: futility.Look) -> bool:
-    """Store what was found, and ask the node to hand back a run that is behind; return whether this call did.
-
-    The author and the site get back the hours of the day that the entry will not use.
-    """
+    """Store what was found, and ask the node to hand back a run that is behind; return whether this call did."""
     assert run.job_id is not None, "a run in training has a job"
     job = Job.objects.select_for_update(no_key=True).get(pk=run.job_id)  # its run changes with it only
     rows = Run.objects.filter(pk=run.pk, state=Run.State.TRAINING, goes_on=False, is_behind=False)
     if not rows.exists():
         return False
-    if look.is_futile:
-        others = Run.objects.filter(entry=run.entry_id, budget=run.budget, started_at__isnull=False).exclude(pk=run.pk)
-        hours = policy.compute_hours(run.track, others.count() + fraction)
-        Entry.objects.filter(pk=run.entry_id, policy_hours__gt=hours).update(policy_hours=hours)
     found = {"look_fraction": fraction, "look_behind": look.behind, "look_error": look.error}
     rows.update(**found, is_behind=look.is_futile, revision=F("revision") + 1)
     run.refresh_from_db(fields=[*found])

@@ -62,14 +62,10 @@ def decide_entry(entry: Entry) -> bool:
     if graph is not None and caps.needs_baseline_graph(graph):
         return False  # its smoke test continues with the baseline
     limits = ApprovalLimits.objects.select_for_update().get(pk=ApprovalLimits.load().pk)
-    twin = find_duplicate(entry, graph) if graph is not None else None
-    first = families.find_first_runner(entry) if entry.family_id else None
-    behind = families.find_member_behind(entry) if entry.family_id else None
     now, hours = timezone.now(), compute_hours(entry.track)
-    obstacle = find_obstacle(entry, graph, twin, first, behind) or find_limit(entry, limits, hours, now)
-    if obstacle:
-        awaited = {Obstacle.FAMILY: first, Obstacle.BEHIND: behind}.get(obstacle)
-        store_obstacle(entry, obstacle, twin, awaited)
+    obstacle, other = find_obstacle(entry, graph)
+    if obstacle := obstacle or find_limit(entry, limits, hours, now):
+        store_obstacle(entry, obstacle, other)
         return False
     decided = {"obstacle": "", "duplicate_of": None, "waits_for": None}
     Entry.objects.filter(pk=entry.pk).update(policy_approved_at=now, policy_hours=hours, **decided)
@@ -79,41 +75,39 @@ def decide_entry(entry: Entry) -> bool:
     return True
 
 
-def store_obstacle(entry: Entry, obstacle: Obstacle, twin: Entry | None, awaited: Entry | None) -> None:
-    found = {"obstacle": obstacle, "duplicate_of": twin, "waits_for": awaited}
+def store_obstacle(entry: Entry, obstacle: Obstacle, other: Entry | None) -> None:
+    """Store an obstacle; `other`: the entry that has the same graph, or that this one waits for."""
+    is_copy = obstacle == Obstacle.DUPLICATE
+    found = {"obstacle": obstacle, "duplicate_of": other if is_copy else None, "waits_for": None if is_copy else other}
     if Entry.objects.filter(pk=entry.pk).exclude(**found).update(**found):
         Event.record(SITE_ACTOR, entry, f"Not approved automatically: {obstacle.label}", f"policy.{obstacle}")
 
 
-def find_obstacle(
-    entry: Entry, graph: TracedGraph | None, twin: Entry | None, first: Entry | None, behind: Entry | None
-) -> Obstacle | None:
-    """Return what prevents the approval, apart from the limits of a day.
-
-    `twin`: an entry with the same graph. `first`: one of its family that runs. `behind`: one that was worse.
-    """
-    author = match_author(entry)
+def find_obstacle(entry: Entry, graph: TracedGraph | None) -> tuple[Obstacle | None, Entry | None]:
+    """Return what prevents the approval, apart from the limits of a day, and the other entry that is the reason."""
     if entry.is_held:
-        return Obstacle.HELD
+        return Obstacle.HELD, None
     if entry.kind != Entry.Kind.ARCHITECTURE or not entry.track.is_traced:
-        return Obstacle.PYTHON
+        return Obstacle.PYTHON, None
     if entry.policy_approved_at is not None:
-        return Obstacle.REOPENED
+        return Obstacle.REOPENED, None
     if entry.smoke.get("passed") is not True:
-        return Obstacle.SMOKE
+        return Obstacle.SMOKE, None
     if graph is None:
-        return Obstacle.CAPS
+        return Obstacle.CAPS, None
     if entry.ruling_id is not None:
-        return Obstacle.RULING
-    if twin is not None:
-        return Obstacle.DUPLICATE
+        return Obstacle.RULING, None
+    if twin := find_duplicate(entry, graph):
+        return Obstacle.DUPLICATE, twin
+    author = match_author(entry)
     if author is None:
-        return Obstacle.ANONYMOUS
+        return Obstacle.ANONYMOUS, None
     if entry.track.approval == Track.Approval.KNOWN and not has_scored_entry(author):
-        return Obstacle.UNKNOWN
-    if first is not None:
-        return Obstacle.FAMILY
-    return Obstacle.BEHIND if behind is not None else None
+        return Obstacle.UNKNOWN, None
+    if entry.family_id and (first := families.find_first_runner(entry)):
+        return Obstacle.FAMILY, first
+    behind = families.find_member_behind(entry) if entry.family_id else None
+    return (Obstacle.BEHIND, behind) if behind else (None, None)
 
 
 def find_limit(entry: Entry, limits: ApprovalLimits, hours: float, now: datetime) -> Obstacle | None:
@@ -176,6 +170,13 @@ def compute_hours(track: Track, runs: float | None = None) -> float:
     share = (track.seeds if runs is None else runs) + float(track.trial.get("part", 0.0))
     gpus = max(matching.parse_labels(tuple(track.needs_labels)).gpus, 1)
     return track.expected_seconds * share * gpus / 3600
+
+
+def give_back_hours(run: Run) -> None:
+    """Give back the author's and the site's hours of the day that the entry of a stopped run will not use."""
+    others = Run.objects.filter(entry=run.entry_id, budget=run.budget, started_at__isnull=False).exclude(pk=run.pk)
+    hours = compute_hours(run.track, others.count() + run.fraction)
+    Entry.objects.filter(pk=run.entry_id, policy_hours__gt=hours).update(policy_hours=hours)
 
 
 @transaction.atomic

@@ -122,6 +122,15 @@ def test_new_cap_holds_for_entries_from_then_on() -> None:
     assert past.entry.ruling is None
 
 
+def test_caps_of_many_graphs_take_two_queries(django_assert_num_queries: Any) -> None:
+    track = scene.create_track()
+    for number in range(3):
+        store_graph(scene.create_entry(track, f"Idea {number}", sha=f"{number:040x}"))
+    traced = list(TracedGraph.objects.select_related("entry", "season", "baseline_graph"))
+    with django_assert_num_queries(2):
+        graphs.check_caps(*traced)
+
+
 @pytest.mark.parametrize(
     "fields",
     [
@@ -155,7 +164,7 @@ def test_policy_does_not_approve_what_a_ruling_excludes() -> None:
     entry = scene.create_entry(track, "Ruled", state=Entry.State.PROPOSED, smoke={"passed": True})
     graph = store_graph(entry, **CUMSUM)
     entry.ruling = rule(scope="operator", operator="aten::cumsum")
-    assert policy.find_obstacle(entry, graph, None, None, None) == Entry.Obstacle.RULING
+    assert policy.find_obstacle(entry, graph) == (Entry.Obstacle.RULING, None)
 
 
 def test_page_and_api_show_rulings_with_their_entries(client: Client) -> None:

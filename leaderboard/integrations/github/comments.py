@@ -9,6 +9,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from django.db.models import F, Q
 from django.utils import timezone
 
 from leaderboard import outbox
@@ -52,9 +53,10 @@ def update_pull_requests(events: Sequence[Event]) -> None:
 
 
 def find_affected_pulls(runs: set[int]) -> set[int]:
-    """Return the open pull requests with finished runs on the tracks of these finished runs: they are compared."""
+    """Return the open pull requests whose comparisons change with these finished runs: of the baseline, or a record."""
     finished = Run.objects.filter(state=Run.State.FINISHED)
-    tracks = finished.filter(pk__in=runs).values("track")
+    references = finished.filter(Q(entry=F("season__baseline")) | Q(trust=Run.Trust.RECORD), pk__in=runs)
+    tracks = references.values("track")
     affected = finished.filter(track__in=tracks, entry__pull_request__state=PullRequest.State.OPEN)
     return set(affected.values_list("entry__pull_request", flat=True))
 
@@ -159,7 +161,9 @@ def post_ruling(message: OutboxMessage) -> Mapping[str, Any]:
     pull = PullRequest.objects.get(pk=message.payload["pull"])
     ruling = Ruling.objects.get(pk=message.payload["ruling"])
     mark = f"<!-- dailytrain:ruling:{ruling.pk} -->"
-    entries = list(Entry.objects.filter(pull_request=pull, ruling=ruling))
+    is_cap = ruling.effect == Ruling.Effect.CAP
+    concerned = ruling.find_entries() if is_cap and not ruling.revoked_at else Entry.objects.filter(ruling=ruling)
+    entries = list(concerned.filter(pull_request=pull))
     body = comment_text.render_markdown("ruling.md", {"mark": mark, "ruling": ruling, "entries": entries})
     github = client.get_client(pull.repository)
     comment_id = message.result.get("comment") or find_own_comment(github, pull.number, mark)

@@ -160,10 +160,12 @@ def test_maintainer_lets_a_stopped_run_go_on_to_its_end(start_run: Start, mainta
     assert (run.look_fraction, Job.objects.get(run=run).stop_requested) == (0.25, ""), "the verdict stays readable"
 
 
-def test_losses_of_an_untrusted_node_stop_nothing(start_run: Start) -> None:
+def test_losses_of_an_untrusted_node_stop_nothing(start_run: Start, django_assert_num_queries: Any) -> None:
     run, lease = start_run()
     Node.objects.filter(pk=lease.node_id).update(trusted=False, valid_in_a_row=100)
     assert look(run, 0.7, 0.25).look_fraction is None
+    with django_assert_num_queries(2):  # tracks and runs: no standings are computed for it
+        early_stops.stop_runs_behind()
     Node.objects.filter(pk=lease.node_id).update(trusted=True)
     assert look(run, 0.7, 0.25).is_behind
 
@@ -194,8 +196,9 @@ def test_stopped_entry_gives_back_hours_and_gets_no_more_seeds(race_track: Track
     hours = policy.compute_hours(race_track)
     Entry.objects.filter(pk=run.entry_id).update(policy_approved_at=timezone.now(), policy_hours=hours)
     look(run, 0.7, 0.25)
-    assert Entry.objects.get(pk=run.entry_id).policy_hours == pytest.approx(hours / race_track.seeds / 4)
+    assert Entry.objects.get(pk=run.entry_id).policy_hours == hours, "it may end before its node reads the request"
     end_lease(lease, "released")
+    assert Entry.objects.get(pk=run.entry_id).policy_hours == pytest.approx(hours / race_track.seeds / 4)
     scene.create_run(run.entry, state=Run.State.FINISHED, bits_per_byte=2.0, seed=3)
     assert run.entry not in ladder.find_entries_lacking_seeds(race_track)
 

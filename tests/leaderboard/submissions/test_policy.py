@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
+from django.db import connection
 from django.db.models import F
 from django.test import Client
+from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
 from leaderboard import permissions, runs, tasks
@@ -69,6 +71,14 @@ def test_policy_leaves_entry_with_obstacle_to_maintainer(
     assert decide(entry) == ("proposed", obstacle)
     assert decide(entry) == ("proposed", obstacle)
     assert Event.objects.about(entry).filter(kind=f"policy.{obstacle}").count() == 1
+
+
+def test_held_entry_is_decided_without_queries_for_copies_and_families(open_track: Track) -> None:
+    entry = propose_entry(open_track, 1, is_held=True)
+    Entry.objects.update(family=entry)
+    with CaptureQueriesContext(connection) as captured:
+        assert not policy.decide_entry(entry)
+    assert not [query for query in captured if "leaderboard_standing" in query["sql"]]
 
 
 def test_maintainers_track_approves_nothing_by_policy(open_track: Track) -> None:

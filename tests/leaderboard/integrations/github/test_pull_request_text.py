@@ -9,7 +9,7 @@ from django.utils import timezone
 from hypothesis import given
 from hypothesis import strategies as st
 
-from leaderboard.integrations.github import command_parser, comment_text, entry_status, front_matter
+from leaderboard.integrations.github import command_parser, comment_text, comments, entry_status, front_matter
 from leaderboard.integrations.github.command_parser import Command, InvalidCommand
 from leaderboard.integrations.github.front_matter import FrontMatter
 from leaderboard.models import Entry, OutboxMessage, PullRequest, Run
@@ -43,6 +43,15 @@ def test_comment_of_result_compares_with_record(pull: PullRequest) -> None:
     ratio, low, high = map(float, match.groups())
     assert low < ratio < high
     assert ratio == pytest.approx(1.2 / 0.7, rel=0.2)
+
+
+def test_finished_run_updates_other_comments_only_if_they_are_compared_with_it(pull: PullRequest) -> None:
+    entry, baseline = Entry.objects.get(title="Worse"), Entry.objects.get(title="main, 3 March")
+    finished = Run.objects.filter(entry=entry)
+    assert comments.find_affected_pulls({run.pk for run in finished}) == set()
+    assert comments.find_affected_pulls({run.pk for run in baseline.runs.all()}) == {pull.pk}
+    finished.update(trust=Run.Trust.RECORD)
+    assert comments.find_affected_pulls({run.pk for run in finished}) == {pull.pk}
 
 
 @pytest.mark.parametrize(

@@ -112,6 +112,20 @@ def test_pull_request_gets_one_comment_about_a_ruling(pull: PullRequestAuthor) -
     assert "no longer concerns this pull request: it is revoked.**" in comment
 
 
+def test_pull_request_gets_one_comment_about_a_new_cap(pull: PullRequestAuthor) -> None:
+    ruling = Ruling.objects.create(text="Too long.", effect="cap", scope="cap", cap="source_bytes", cap_value=1.5)
+    pull.open()
+    Entry.objects.update(source_bytes=2)
+    for sentence in ("1 entry of this pull request is above its new cap on source_bytes.**", "it is revoked.**"):
+        rulings.apply_rulings()
+        rulings.apply_rulings()
+        pull.process_pending_work()
+        mark = f"<!-- dailytrain:ruling:{ruling.pk} -->"
+        [comment] = [body for body in pull.comments if body.startswith(mark)]
+        assert sentence in comment
+        rulings.revoke_ruling(ruling, "mara")
+
+
 # --- pushes, closing, order ------------------------------------------------------------------------------------------
 
 

@@ -1,0 +1,56 @@
+"""The simulated flood of pull requests: its shares, its curves, and a small one on a real PostgreSQL and Redis."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from benchmarks.flood.authors import BROKEN, COPIES, GAINS, draw_ideas
+from benchmarks.flood.curves import TrackCurves, load_ladder
+from trainer.scoring.multiplier import futility
+
+KEYS = {
+    *("decisions_a_day", "verdict_hours_median", "verdict_hours_p95", "gpu_hours_a_gain", "gpu_hours_a_gain_before"),
+    *("gains", "gains_found", "false_records", "wrong_stops"),
+}
+
+
+def test_flood_has_its_shares_and_bursts() -> None:
+    ideas = draw_ideas(44, 2_048, seed=1)
+    counts = Counter(idea.kind for idea in ideas)
+    assert len(ideas) == 2_048
+    assert counts["gain"] == pytest.approx(GAINS * 2_048, rel=0.3)
+    assert counts["copy"] + counts["near"] == pytest.approx(COPIES * 2_048, rel=0.1)
+    assert counts["broken"] + counts["cap"] == pytest.approx(BROKEN * 2_048, rel=0.1)
+    assert all(1.02 <= idea.multiplier <= 1.3 for idea in ideas if idea.kind == "gain")
+    assert max(Counter(int(idea.at // 86_400) for idea in ideas).values()) >= 200
+    assert all(idea.original < idea.number for idea in ideas if idea.kind == "copy")
+    assert draw_ideas(44, 2_048, seed=1) == ideas
+
+
+def test_flood_losses_at_looks_lie_about_the_true_multiplier() -> None:
+    curves, ladder = TrackCurves("playground-h100", seed=1), load_ladder()[0]
+    for multiplier in (0.8, 1.2):
+        looks = [curves.draw_looks(multiplier, 1, late=False)[1 / 2] for _ in range(200)]
+        ahead = (np.mean(looks) - curves.get_twin_loss(1 / 2, 1)) / float(ladder.slope_at(np.log(1 / 2)))
+        assert np.exp(ahead) == pytest.approx(multiplier, rel=0.03)
+        ends = np.mean([curves.draw_end(multiplier) for _ in range(200)])
+        assert ends == pytest.approx(float(ladder.loss_at(np.log(multiplier))), abs=0.002)
+    assert set(curves.draw_looks(1.0, 1, late=True)) == set(futility.LOOKS)
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+@pytest.mark.skipif(not shutil.which("redis-server"), reason="needs PostgreSQL and Redis")
+def test_small_flood_prints_its_figures() -> None:
+    command = (sys.executable, "-m", "benchmarks.flood", "--days", "2", "--pull-requests", "60", "--json")
+    found = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
+    assert set(found) == KEYS
+    assert found["wrong_stops"] == found["false_records"] == 0
+    assert 0 < found["verdict_hours_median"] <= found["verdict_hours_p95"] <= 48
