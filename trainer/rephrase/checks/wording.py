@@ -40,7 +40,7 @@ TASK = (
 YES = r"(?:okay|ok|alright|all right|hmm+|got it|sure)"
 FORMS_OF_TALK = (
     # Reasoning without a mark.
-    rf"(?:{YES}|well|so|now|first)?[\s,.!]*(?:the|this|our) user(?: (?:wants?|needs|ask(?:s|ed)|provided|gave|says|has|would|is)\b|['’]s )",
+    rf"(?:{YES}|well|so|now|first)?[\s,.!]*(?:the|this|our) user(?:['’]s| wants?| needs| asks| asked| gave| has| is)\b",
     rf"{YES}[,.!…]+\s+(?:so\b|let|i\b|we\b|here|first|the|this|now|rewrit)",
     rf"(?:(?:first|now|so)[\s,]+)?(?:i|we|let me|let['’]s|let us)\b[^.\n]{{0,40}}?\b{TASK}",
     r"let(?: me|['’]s| us) (?:think|analy[sz]e|break|read|start|begin|tackle|see|go|work|look|carefully|parse|draft)\b",
