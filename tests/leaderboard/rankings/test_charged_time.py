@@ -213,7 +213,7 @@ def test_run_that_charges_less_than_the_server_computes_is_disputed(
     [
         (False, 10**6, 4.0, "disputed"),
         (True, 10**6, 4.0, "disputed"),
-        (False, 10**6, 1.5, "provisional"),
+        (False, 10**6, 1.2, "provisional"),
         (True, 10**10, 4.0, "provisional"),  # 10 GB take so long over a slow line
     ],
 )
