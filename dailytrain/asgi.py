@@ -39,7 +39,7 @@ FILE_PATH = re.compile(
 )
 BODY_SECONDS = 30.0  # for the body of a request that is not a file
 COLLECTED_BYTES = 256 * 2**20  # of such bodies together
-collected_bodies: dict[int, bytearray] = {}  # by their identity
+collected_bytes = 0  # now
 UPLOAD_SECONDS = 1200.0  # for a piece of a file: 7 kB/s
 UPLOADS_PER_LEASE = 4  # at a time; the agent sends one or two
 running_uploads: list[str | None] = []  # the lease of each
@@ -64,11 +64,12 @@ file_application: Any = WSGIMiddleware(send_until_disconnect, workers=settings.W
 
 
 async def dispatch(scope: Scope, receive: Receive, send: Send) -> None:
-    application = choose_application(scope)
+    file = match_file_path(scope)
+    application = file_application if file else django_application
     method = scope["method"] if scope["type"] == "http" else ""
-    if application is file_application and method == "PUT":
-        await receive_upload(scope, receive, send)
-    elif application is file_application and method in ("GET", "HEAD"):
+    if file and method == "PUT":
+        await receive_upload(file["lease"], scope, receive, send)
+    elif file and method in ("GET", "HEAD"):
         scope[DISCONNECTED] = Event()
         watch = asyncio.create_task(watch_disconnect(receive, scope[DISCONNECTED]))
         try:
@@ -83,12 +84,12 @@ async def dispatch(scope: Scope, receive: Receive, send: Send) -> None:
 
 async def collect_and_answer(application: Any, scope: Scope, receive: Receive, send: Send) -> None:
     """Answer a request when its whole body is here, unless that takes too much time or memory."""
+    global collected_bytes
     length = dict(scope["headers"]).get(b"content-length", b"0")
     if length.isdigit() and int(length) > settings.DATA_UPLOAD_MAX_MEMORY_SIZE:
         await refuse(send, 413, "The body is too large.")
         return
     body = bytearray()
-    collected_bodies[id(body)] = body
     try:
         try:
             async with asyncio.timeout(BODY_SECONDS):
@@ -101,13 +102,12 @@ async def collect_and_answer(application: Any, scope: Scope, receive: Receive, s
             return
         await application(scope, receive, send)
     finally:
-        del collected_bodies[id(body)]
+        collected_bytes -= len(body)
 
 
-async def receive_upload(scope: Scope, receive: Receive, send: Send) -> None:
+async def receive_upload(lease: str | None, scope: Scope, receive: Receive, send: Send) -> None:
     """Let an upload occupy a thread, for `UPLOAD_SECONDS` at most. A lease gets few threads, since clients are slow."""
-    match, deadline = FILE_PATH.match(scope["path"]), asyncio.get_running_loop().time() + UPLOAD_SECONDS
-    lease = match["lease"] if match else None
+    deadline = asyncio.get_running_loop().time() + UPLOAD_SECONDS
 
     async def receive_in_time() -> Mapping[str, Any]:
         try:
@@ -145,11 +145,14 @@ async def read_whole_body(length: bytes, receive: Receive, body: bytearray) -> R
 
     Raise MemoryError if all bodies together are too large.
     """
+    global collected_bytes
     event: Any = {"more_body": length.isdigit() and int(length) > 0}
     while event.get("more_body"):
         event = await receive()
-        body += event.get("body", b"")
-        if sum(map(len, collected_bodies.values())) > COLLECTED_BYTES:
+        chunk = event.get("body", b"")
+        body += chunk
+        collected_bytes += len(chunk)
+        if collected_bytes > COLLECTED_BYTES:
             raise MemoryError
     events: list[Any] = [{"type": "http.request", "body": body, "more_body": False}]
     if event.get("type") == "http.disconnect":
@@ -161,10 +164,8 @@ async def read_whole_body(length: bytes, receive: Receive, body: bytearray) -> R
     return receive_next
 
 
-def choose_application(scope: Scope) -> Any:
-    if scope["type"] != "http":
-        return django_application
-    return file_application if FILE_PATH.match(scope["path"]) else django_application
+def match_file_path(scope: Scope) -> re.Match[str] | None:
+    return FILE_PATH.match(scope["path"]) if scope["type"] == "http" else None
 
 
 application = TrustedProxiesMiddleware(dispatch, settings.TRUSTED_PROXIES)

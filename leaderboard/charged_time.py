@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from datetime import timedelta
 from itertools import groupby
 from operator import attrgetter
 
 from leaderboard.models import Run
 from scheduler import storage
+from scheduler.deadlines import DEFAULT_BYTES_PER_SECOND, MAX_PREPARATION_SECONDS, SLACK_SECONDS
 from scheduler.errors import InvalidMessageError
 from scheduler.models import Checkpoint
 from scheduler.uploads import MAX_CLOCK_SKEW_SECONDS
@@ -76,7 +78,11 @@ def find_charge_problem(run: Run) -> str:
         return f"Disputed: its last checkpoint is of step {rows[-1].step}, and its budget is used up after {steps}."
     if silent := [row for row in rows if row.seconds is None]:
         return f"Disputed: the checkpoint of step {silent[0].step} does not say what it charges."
-    return find_uncharged_time(rows) if Budget.parse(run.budget).kind == "seconds" else ""
+    if Budget.parse(run.budget).kind != "seconds":
+        return ""
+    downloaded = run.season.get_dataset_bytes("train", "dev")  # 0: the node prepares the dataset itself
+    preparation = 2 * downloaded / DEFAULT_BYTES_PER_SECOND if downloaded else MAX_PREPARATION_SECONDS
+    return find_uncharged_time(rows, timedelta(seconds=SLACK_SECONDS + min(preparation, MAX_PREPARATION_SECONDS)))
 
 
 def count_budget_steps(run: Run) -> int | None:
@@ -88,18 +94,19 @@ def count_budget_steps(run: Run) -> int | None:
     return budget.steps(int(tokens or 0), (1 - FLOPS_TOLERANCE) * float(flops or 0) * float(tokens or 0))
 
 
-def find_uncharged_time(rows: Sequence[Checkpoint]) -> str:
+def find_uncharged_time(rows: Sequence[Checkpoint], preparation: timedelta) -> str:
     """Return a sentence if a node charged much less than passed in a lease, or after its first checkpoint in it.
 
-    Downloads and the preparation of a dataset, before its node reports the phase "running", do not count.
+    Downloads and the preparation of a dataset, before its node reports the phase "running", do not count, up to
+    `preparation`: the phase is what a node says, and it may train meanwhile.
     """
     before = 0.0
     for _, group in groupby(rows, attrgetter("lease")):
         first, *others = group
         last, lease = (others or [first])[-1], first.lease
         spans = [(first.created_at, first.seconds or 0.0)]
-        if lease is not None and lease.running_at is not None:
-            spans.append((lease.running_at, before))
+        if lease is not None:
+            spans.append((min(lease.running_at or first.created_at, lease.started_at + preparation), before))
         for start, charged_before in spans:
             charged, passed = (last.seconds or 0.0) - charged_before, (last.created_at - start).total_seconds()
             if passed > UNCHARGED_FACTOR * charged + UNCHARGED_SECONDS:

@@ -10,13 +10,14 @@ import pytest
 from django.utils import timezone
 
 from leaderboard import charged_time, runs
-from leaderboard.models import Run
+from leaderboard.models import Run, SeasonFile
 from leaderboard.rankings import speed_probes
 from scheduler import leases, storage, uploads
 from scheduler.errors import InvalidMessageError
 from scheduler.job_kinds import get_job_kind
-from scheduler.models import JobFile, Lease, Node
+from scheduler.models import Blob, JobFile, Lease, Node
 from tests.leaderboard.conftest import create_checkpoint
+from tests.support.graph_jobs import store_graph
 from tests.support.node_jobs import finish_job, lease_job, requeue_job
 from trainer import protocol
 
@@ -180,6 +181,8 @@ PREPARATION = timedelta(hours=20)  # of a dataset on the node, and downloads: no
         ("1h", (3600.0,), 5000, "provisional"),
         ("9000-tokens", (100.0, 500.0), 1000, "disputed"),  # 18 steps of 512
         ("10000-tokens", (100.0, 500.0), 1000, "provisional"),
+        ("9.2e6flops", (100.0, 500.0), 1000, "disputed"),  # 19 steps of 512 tokens, 1,000 FLOPs and 1 % less
+        ("9.7e6flops", (100.0, 500.0), 1000, "provisional"),
     ],
 )
 def test_run_that_charges_less_than_the_server_computes_is_disputed(
@@ -197,8 +200,35 @@ def test_run_that_charges_less_than_the_server_computes_is_disputed(
         job.checkpoints.filter(step=10).update(created_at=timezone.now() - timedelta(seconds=passed))
     JobFile.objects.create(job=job, path="run.json", blob=storage.store_bytes(b"{}"))
     Run.objects.filter(pk=run.pk).update(budget=budget)
+    Run.objects.filter(pk=run.pk).update(graph=store_graph(run.entry, flops_per_token=1000))
     run.entry.smoke = {"tokens_per_step": 512}
     run.entry.save()
     finish_job(job, {"step": 20})
+    run.refresh_from_db()
+    assert run.trust == state, run.reason
+
+
+@pytest.mark.parametrize(
+    ("says_running", "size", "hours", "state"),
+    [
+        (False, 10**6, 4.0, "disputed"),
+        (True, 10**6, 4.0, "disputed"),
+        (False, 10**6, 1.2, "provisional"),
+        (True, 10**10, 4.0, "provisional"),  # 10 GB take so long over a slow line
+    ],
+)
+def test_node_that_trains_while_it_says_it_prepares_is_disputed(
+    run: Run, lease: Lease, says_running: bool, size: int, hours: float, state: str
+) -> None:
+    manifest = Blob.objects.create(sha256="e" * 64, size=size)
+    SeasonFile.objects.create(season=run.season, kind="dataset", path="manifest.json", blob=manifest)
+    now = timezone.now()
+    running_at = now - timedelta(seconds=700) if says_running else None
+    Lease.objects.filter(pk=lease.pk).update(started_at=now - timedelta(hours=hours), running_at=running_at)
+    lease.refresh_from_db()
+    upload_checkpoint(lease, 20, build_state(20, 600.0))
+    JobFile.objects.create(job=lease.job, path="run.json", blob=storage.store_bytes(b"{}"))
+    Run.objects.filter(pk=run.pk).update(budget="10m")
+    finish_job(lease.job, {"step": 20})
     run.refresh_from_db()
     assert run.trust == state, run.reason

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+import select
 import socket
 from contextlib import ExitStack
 
 import httpx
 import pytest
 from django.conf import settings
+from django.contrib.auth.models import User
 
 from dailytrain import asgi
-from dailytrain.asgi import choose_application, django_application, file_application
+from dailytrain.asgi import match_file_path
+from scheduler import uploads
 from tests.support.pool import Agent, create_job, create_node
 from tests.support.waits import WAIT_SECONDS, wait_until
 from trainer import protocol
@@ -23,23 +26,23 @@ HASH = hashlib.sha256(CONTENT).hexdigest()
 
 
 @pytest.mark.parametrize(
-    ("method", "path", "application"),
+    ("method", "path", "is_file"),
     [
-        ("GET", f"/api/node/v1/leases/7/blobs/{HASH}", file_application),
-        ("GET", "/runs/3/weights/final/model.safetensors", file_application),
-        ("GET", "/runs/3/parts/1/figure.png", file_application),
-        ("GET", "/campaigns/wikis/files/shard-0.parquet", file_application),
-        ("GET", f"/graphs/{HASH}/graph.json", file_application),
-        ("GET", "/download/dailytrain.whl", file_application),
-        ("POST", "/api/v1/runs", django_application),
-        ("POST", "/", django_application),
-        ("GET", "/runs/3/", django_application),
-        ("POST", "/api/node/v1/leases/7/metrics", django_application),
-        ("GET", "/queue/live.json", django_application),
+        ("GET", f"/api/node/v1/leases/7/blobs/{HASH}", True),
+        ("GET", "/runs/3/weights/final/model.safetensors", True),
+        ("GET", "/runs/3/parts/1/figure.png", True),
+        ("GET", "/campaigns/wikis/files/shard-0.parquet", True),
+        ("GET", f"/graphs/{HASH}/graph.json", True),
+        ("GET", "/download/dailytrain.whl", True),
+        ("POST", "/api/v1/runs", False),
+        ("POST", "/", False),
+        ("GET", "/runs/3/", False),
+        ("POST", "/api/node/v1/leases/7/metrics", False),
+        ("GET", "/queue/live.json", False),
     ],
 )
-def test_file_and_page_get_threads_of_their_own(method: str, path: str, application: object) -> None:
-    assert choose_application({"type": "http", "method": method, "path": path}) is application
+def test_file_and_page_get_threads_of_their_own(method: str, path: str, is_file: bool) -> None:
+    assert bool(match_file_path({"type": "http", "method": method, "path": path})) is is_file
 
 
 def test_slow_uploads_of_a_lease_leave_threads_for_other_files(site_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,6 +63,22 @@ def test_slow_uploads_of_a_lease_leave_threads_for_other_files(site_url: str, mo
         monkeypatch.setattr(asgi, "UPLOAD_SECONDS", 0.1)
         late = stack.enter_context(start_upload(site_url, lease, "0" * 64))
         assert b'"received":0' in late.makefile("rb").read().replace(b" ", b""), "the piece is sent again"
+
+
+def test_slow_uploads_of_the_leases_of_one_owner_leave_threads(site_url: str) -> None:
+    owner = User.objects.create_user("ada")
+    nodes = [create_node(f"loco-{number}", owner=owner) for number in range(4)]
+    held = [create_job() and Agent(token).claim_job().lease for _, token in nodes]
+    with ExitStack() as stack:
+        slow = [
+            stack.enter_context(start_upload(site_url, lease)) for lease in held for _ in range(asgi.UPLOADS_PER_LEASE)
+        ]
+        assert httpx.get(f"{site_url}/graphs/{HASH}/graph.json", timeout=WAIT_SECONDS).status_code == 404
+        wait_until(lambda: len(select.select(slow, [], [], 0)[0]) == len(slow) - uploads.UPLOADS_PER_OWNER)
+        wait_until(lambda: len(uploads.running_uploads) == uploads.UPLOADS_PER_OWNER)
+        answered = select.select(slow, [], [], 0)[0]
+        assert all(connection.recv(4096).startswith(b"HTTP/1.1 503") for connection in answered)
+    wait_until(lambda: not uploads.running_uploads)
 
 
 def test_page_is_answered_while_slow_clients_send_bodies(site_url: str) -> None:
@@ -103,10 +122,10 @@ def test_bodies_have_a_limit_together_and_each_is_refused_early(site_url: str, m
         assert post(settings.DATA_UPLOAD_MAX_MEMORY_SIZE + 1, b"").recv(4096).startswith(b"HTTP/1.1 413")
         for _ in range(3):
             post(1_000_000, b"x" * 30_000)
-        wait_until(lambda: sum(map(len, asgi.collected_bodies.values())) == 90_000)
+        wait_until(lambda: asgi.collected_bytes == 90_000)
         assert post(1_000_000, b"x" * 30_000).recv(4096).startswith(b"HTTP/1.1 503")
         assert httpx.get(f"{site_url}/healthz", timeout=WAIT_SECONDS).status_code == 200
-    wait_until(lambda: not asgi.collected_bodies)
+    wait_until(lambda: not asgi.collected_bytes)
 
 
 def start_upload(site_url: str, lease: protocol.Lease, sha256: str = HASH, zeros: str = "") -> socket.socket:

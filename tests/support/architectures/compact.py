@@ -86,6 +86,15 @@ def retention(part: Part, x: Tensor, query: Tensor, key: Tensor, value: Tensor) 
     return ((query @ key.mT) * decay * mask(x)) @ value
 
 
+def gated_linear_attention(part: Part, x: Tensor, query: Tensor, key: Tensor, value: Tensor, gate: Tensor) -> Tensor:
+    decay = F.logsigmoid(gate).cumsum(1) / 16
+    return (((query * decay.exp()) @ (key * (-decay).exp()).mT) * mask(x)) @ value
+
+
+def multi_latent_attention(part: Part, x: Tensor, query: Tensor, latent: Tensor) -> Tensor:
+    return attend(split(query), split(latent, 1), split(latent, 1))  # all heads read one latent, absorbed in the query
+
+
 def gated_convolution(part: Part, x: Tensor, value: Tensor, gate: Tensor) -> Tensor:
     padded = F.pad(value.mT, (6, 0))
     return F.conv1d(padded, part.kernel[..., :4], groups=value.size(-1), dilation=2).mT * gate.sigmoid()
@@ -135,6 +144,9 @@ PARTS: dict[str, tuple[Callable[..., Tensor], tuple[float, ...]]] = {
     "differential_attention": (differential_attention, (1, 1, 1, 1, 1)),
     "linear_attention": (linear_attention, (1, 1, 1)),
     "retention": (retention, (1, 1, 1)),
+    "gated_linear_attention": (gated_linear_attention, (1, 1, 1, 1)),
+    "multi_latent_attention": (multi_latent_attention, (1, 0.5)),
+    "mixture_of_softmaxes": (linear_attention, (1, 1, 1)),
     "gated_convolution": (gated_convolution, (1, 1)),
     "long_convolution": (long_convolution, (1,)),
     "gmlp": (gmlp, (1, 1)),
@@ -155,6 +167,7 @@ def build_architecture(name: str) -> Any:
             self.parts = nn.ModuleList(Part(config, PARTS[name][1], PARTS[name][0]) for _ in range(config.depth))
             self.mlps = nn.ModuleList(nn.Linear(width, width) for _ in range(config.depth))
             self.head = nn.Linear(width, config.vocabulary_size)
+            self.mixture = nn.Linear(width, 2 * width + 2) if name == "mixture_of_softmaxes" else None
 
         def features(self, tokens: Tensor) -> Tensor:
             x = self.embedding(tokens)
@@ -164,6 +177,10 @@ def build_architecture(name: str) -> Any:
             return x
 
         def logits(self, features: Tensor) -> Tensor:
+            if self.mixture is not None:
+                *parts, weights = self.mixture(features).split((features.size(-1), features.size(-1), 2), -1)
+                found = self.head(torch.stack(parts, -2).tanh()).log_softmax(-1)
+                return torch.logsumexp(found + weights.log_softmax(-1)[..., None], -2)
             logits: Tensor = self.head(features)
             return logits
 

@@ -118,6 +118,7 @@ HEAD = "head.weight"
         (lambda tensors: tensors[HEAD][3].fill_(torch.nan), "head.weight has NaN or infinite numbers"),
         (lambda tensors: tensors.update({"emb.weight": torch.ones(41, 128).to(torch.int8)}), "emb.weight is int8"),
         (lambda tensors: tensors.update({HEAD: torch.ones(41, 128, device="meta")}), "head.weight is without numbers"),
+        (lambda tensors: tensors.update({HEAD: torch.ones(1).expand(1 << 18, 1 << 18)}), "it is an expanded view"),
         (lambda tensors: tensors.update({HEAD: tensors[HEAD].to_sparse()}), "head.weight is sparse"),
         (lambda tensors: tensors.update({HEAD: torch.ones(41, 128).long()}), "head.weight has whole numbers"),
         (lambda tensors: tensors.update({"blocks.99999999.ln1.weight": torch.ones(128)}), "lacks blocks.2."),

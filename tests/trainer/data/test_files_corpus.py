@@ -69,6 +69,7 @@ TWO = ({"text": "one"}, {"text": "two", "id": 7})
         ("x.json", json.dumps(TWO).encode()),
         ("x.json", b"\xef\xbb\xbf\n" + pretty(TWO)),
         ("x.json", b'["one", "two"]'),
+        ("x.txt", b'"one"\n"tw\\u006f"\n'),
         ("x.json.xz", lzma.compress(json.dumps([*TWO, {"text": None}, {"text": ""}]).encode())),
         (
             "x.jsonl",
@@ -99,6 +100,20 @@ def test_json_array_is_read_in_pieces(tmp_path: Path, monkeypatch: pytest.Monkey
     assert found == {f"x.json:{number}": record["text"] for number, record in enumerate(records, start=1)}
 
 
+TABLES = (
+    b"id,text\n1,one\n",
+    b',text,label\n0,"a, ""b""\nc",1\n1,"d\n\ne",0\n',
+    b"\ttext\n0\tone\n1\ttwo\n",
+    b"sep=;\nid;text\n" + b"7;one, two\n" * 19,
+    b"id|text\n1|one\n",
+    b"name, age, city\n" + b"Ada, 36, London\n" * 5,
+    b"5,really good\n" * 5,
+    b"the\tDT\nship\tNN\n\n" * 5,
+    b'"text"\n"one"\n"two"\n',
+    b"id,text\n" + b'1,"' + b"one\n" * (1 << 19) + b'"\n',
+)
+
+
 @pytest.mark.parametrize(
     ("name", "content", "found"),
     [
@@ -117,7 +132,15 @@ def test_json_array_is_read_in_pieces(tmp_path: Path, monkeypatch: pytest.Monkey
         ("x", b"\xef\xbb\xbf<html lang='en'>one</html>", "is an HTML page"),
         ("x.txt", b"<?xml version='1.0'?><pages/>", "is an XML document"),
         ("x.bin", b"ab\0cd", "has NUL bytes"),
-        ("x.csv", b"id,text\n1,one\n", "is a table"),
+        ("x.csv", b"one\n", "is a table"),
+        *(("x", content, "is a table") for content in TABLES),
+        *(("x.txt.gz", pack_gzip(content), "is a table") for content in TABLES),
+        ("x", b'[{"body": "one"}, {"body": "two"}]', "its keys are body"),
+        ("x.txt", b'{"data": [{"text": "one"}]}', "its keys are data"),
+        ("x.txt", b'<mediawiki xmlns="http://www.mediawiki.org/xml/export-0.10/">', "is an XML document"),
+        ("x.txt", b"<!-- saved -->\n<head><title>", "is an HTML page"),
+        ("x.txt.gz", pack_gzip(pack_gzip(b"one")), "is compressed once more"),
+        ("x.txt", b"one\n" * (1 << 19) + b"\0", "has NUL bytes"),
         ("x.jsonl.gz", b"<html>not found</html>", "is damaged or cut short"),
         ("x.jsonl.zst", compress_zstd(lines(*TWO) * 99)[:-9], "is damaged or cut short|cannot be read"),
         ("x.parquet", b"PAR1" + bytes(40), "is damaged or cut short"),
@@ -162,9 +185,19 @@ def test_record_longer_than_what_decides_is_read(
         "<p>",
         "[]",
         "[section]\nx = 1\n",
+        '"Come, Ada."\n"No, never."\n',
+        "Of ships, and men,\nOf shoes, and wax,\nOf cabbages, and kings,\nOf seas, and heat,\nOf pigs, and wings,\n",
+        "To sow, to reap, to rest\n" * 9,
+        "| a | b |\n| - | - |\n| 1 | 2 |\n",
+        "A table:\n\na,b\n1,2\n\nIt is short.\n",
+        "int a;\nint b;\nint c;\nint d;\nint e;\n",
+        "one,\ntwo,\nthree,\nfour,\nfive,\n",
+        "all:\n\tmake a\n\tmake b\n",
+        "- tea, milk\n- bread, butter, jam\n",
+        '<p align="center"><img src="x.png"></p>\n\n# x\n',
     ],
 )
-def test_text_that_begins_like_json_stays_text(tmp_path: Path, text: str) -> None:
+def test_text_that_looks_like_data_stays_text(tmp_path: Path, text: str) -> None:
     (tmp_path / "x.md").write_text(text)
     assert texts(f"files:{tmp_path}") == {"x.md": text}
 

@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 
 from tests.support import waits
 from tests.support.genesis import passages, texts
-from tests.support.paths import REPOSITORY
+from tests.support.paths import DATA, REPOSITORY
 from tests.support.rephrasings import GOOD, SOURCE
 from trainer import protocol
+from trainer.data.corpora import open_corpus
 from trainer.rephrase.checks import (
     DEFAULT_THRESHOLDS,
     MAX_LOOPED,
@@ -33,6 +34,7 @@ from trainer.rephrase.checks import (
 )
 from trainer.rephrase.checks.cleaning import MAX_INTRODUCTION_CHARS
 from trainer.rephrase.checks.text import measure_repetition
+from trainer.rephrase.chunks import split_into_chunks
 from trainer.rephrase.prompts import STYLES, build_prompt, get_instructions
 
 GERMAN = (
@@ -337,10 +339,67 @@ def test_reasoning_without_answer_leaves_nothing(output: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", [f'"{TEXT}"', f"<answer>{TEXT}</answer>", f"```text\n{TEXT}\n```", f"“{TEXT}”", f"\n\n{TEXT}  \n"]
+    "text",
+    [
+        f'"{TEXT}"',
+        f"«{TEXT}»",
+        f"> {TEXT}",
+        f"\\boxed{{{TEXT}}}",
+        f"$\\boxed{{\\text{{{TEXT}}}}}$",
+        f"<answer>{TEXT}</answer>",
+        f"```text\n{TEXT}\n```",
+        f"“{TEXT}”",
+        f"\n\n{TEXT}  \n",
+    ],
 )
 def test_surrounding_quotes_and_space_are_removed(text: str) -> None:
     assert clean_output(text, SOURCE) == TEXT
+
+
+@pytest.mark.parametrize(
+    "opening",
+    [
+        "The user wants an encyclopedic text. I need to keep every fact.\n\n",
+        "Okay, so I need to rewrite this passage.\n\n",
+        "Alright, let's tackle this. ",
+        "We need to produce a paraphrase in clear English. ",
+        "Let me analyze the text carefully first.\n\n",
+        "**Thinking Process:**\n\n1. Read it.\n\n",
+        "To rewrite the text, I changed the words.\n",
+        "The passage describes this: ",
+        "Response:\n\n",
+        "Final answer: ",
+        "**Rewritten version (encyclopedic):** ",
+        "Here you go:\n\n",
+        "Here's an encyclopedic take on it:\n",
+        "Voici une version simplifiée du texte :\n\n",
+        "Natürlich! Hier ist die Fassung:\n",
+        "Aquí tienes una versión:\n\n",
+        "Den omskrevne teksten på vanlig norsk språk følger nedenfor:\n\n",
+        "以下是改写后的文本：\n\n",
+        "Вот текст:\n\n",
+        '"""',
+        f"{TEXT}\n\nFinal version:\n",
+        f"{TEXT}\n\nWait, I should check the facts.\n",
+    ],
+)
+def test_talk_that_may_belong_to_the_text_is_refused_and_not_cut(opening: str) -> None:
+    found = check_output(SOURCE, "medium", opening + TEXT)
+    assert found.reasons == ("talk",)
+    assert "talk" not in check_output(opening + SOURCE, "medium", opening + TEXT).reasons
+
+
+def test_honest_texts_are_rarely_taken_for_talk() -> None:
+    if not (DATA / "text").is_dir():
+        pytest.skip("there is no real text (DAILYTRAIN_DATA)")
+    books = open_corpus(
+        f"files:{DATA}/text/gutenberg/validation.jsonl.xz,{DATA}/text/tinyshakespeare,{DATA}/text/wikitext-2"
+    )
+    chunks = [chunk for book in books for chunk in split_into_chunks(book.text)][::9]
+    refused = [chunk for chunk in chunks if wording.is_talk(clean_output(chunk), "")]
+    assert len(chunks) > 500
+    assert len(refused) <= 0.005 * len(chunks)
+    assert not any(wording.is_talk(clean_output(chunk), chunk) for chunk in refused)
 
 
 @pytest.mark.parametrize(

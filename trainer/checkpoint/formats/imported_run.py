@@ -106,6 +106,10 @@ def check_numbers(file: Path, name: str, tensor: Tensor) -> Tensor:
         raise FormatError(
             f"{file}: {name} is {str(tensor.dtype).removeprefix('torch.')}; quantized weights are not read"
         )
+    if tensor.untyped_storage().nbytes() < tensor.numel() * tensor.element_size():
+        raise FormatError(
+            f"{file}: {name} has fewer numbers than its shape {tuple(tensor.shape)}: it is an expanded view"
+        )
     if tensor.numel():
         smallest, largest = (float(value) for value in torch.aminmax(tensor))
         if not (smallest >= -MAX_NUMBER and largest <= MAX_NUMBER):

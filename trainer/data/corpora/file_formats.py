@@ -14,6 +14,7 @@ import json
 import lzma
 import re
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
@@ -45,11 +46,16 @@ OTHERS = tuple(
         (rb"\x89HDF", "an HDF5 file"),
         (rb"SQLite format 3", "an SQLite database"),
         (rb"\x89PNG|\xff\xd8\xff|GIF8", "a picture"),
-        (rb"(?:\xef\xbb\xbf)?\s*(?i:<!doctype html\b|<html\b)", "an HTML page"),
-        (rb"(?:\xef\xbb\xbf)?\s*<\?xml\b", "an XML document"),
+        (rb"%!PS", "a PostScript document"),
+        (rb"\x1f[\x8b\x9d]|BZh[1-9]|\xfd7zXZ\0|\x28\xb5\x2f\xfd", "compressed once more"),
+        (rb"(?:\xef\xbb\xbf)?\s*(?i:(?:<!--.{0,999}?-->\s*)?<(?:!doctype html|html|head|body)\b)", "an HTML page"),
+        (rb"(?:\xef\xbb\xbf)?\s*<(?:\?xml|mediawiki|rss|svg|doc id=|[\w:]+\s[^<>]{0,999}xmlns[:=])", "an XML document"),
         (rb"version https://git-lfs", "a pointer of Git LFS to a file that was not downloaded"),
     )
 )
+MAX_ROWS, MIN_ROWS, MIN_STEADY = 1000, 5, 0.9  # of a table: lines looked at, without a header, share of equal ones
+QUOTED_CELL = re.compile(r'(?:(?<=[,;|\t\n])|\A)"[^"]*(?:""[^"]*)*"(?=[,;|\t\r\n]|\Z)')
+COLUMN_NAME = re.compile(r"(?:\w[\w./%()#-]{0,39}(?: \w{1,20}){0,2})?")
 UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 DECODER = json.JSONDecoder()
 
@@ -129,26 +135,28 @@ def _choose_parser(name: str, head: bytes, encoding: str) -> Callable[[str, IO[b
         if pattern.match(head):
             raise CorpusError(f"{name} is {what}: only text, JSON and Parquet are read")
     stem = strip_compression(name)
-    if stem.endswith((".csv", ".tsv")):
-        raise CorpusError(f"{name} is a table: save it as JSON lines or Parquet with a column text")
     if stem.endswith(LINES_NAMES):
         return _parse_json_lines
-    text = head.decode(encoding, "ignore").removeprefix("\ufeff").lstrip()
-    if "\0" in text:
-        raise CorpusError(f"{name} has NUL bytes, so it is not text")
-    line = text.partition("\n")[0]
-    first, single = _decode_first(text.removeprefix("[") if text.startswith("[") else text), _decode_first(line)
+    text = head.decode(encoding, "ignore").removeprefix("\ufeff")
+    if stem.endswith((".csv", ".tsv")) or _is_table(text.lstrip("\r\n"), is_whole=len(head) < HEAD_BYTES):
+        raise CorpusError(f"{name} is a table (CSV or TSV): save it as JSON lines or Parquet with a column text")
+    line, _, following = (text := text.lstrip()).partition("\n")
+    is_array = text.startswith("[")
+    (first, rest), (single, after) = _decode_first(text.removeprefix("[") if is_array else text), _decode_first(line)
+    single = None if after else single
     if first is None and len(head) == HEAD_BYTES:  # a record longer than the head, which ends in a text or an escape
         closed = (f'{text[: len(text) - cut].removeprefix("[")}"}}' for cut in range(6))
-        first = next(filter(None, map(_decode_first, closed)), None)
-        single = first if "\n" not in text else None
+        first = next(filter(None, (_decode_first(part)[0] for part in closed)), None)
+        single, rest = first if "\n" not in text else None, "{"
     is_document = isinstance(first, dict) and ("text" in first or {"prompt", "response"} <= first.keys())
-    if is_document or (isinstance(first, str) and text.startswith("[")):
-        return _parse_json_lines if single == first and text.startswith("{") else _parse_json
-    # One object may begin a text; a second one is a second record.
-    following = text.partition("\n")[2].lstrip() or ("{" if len(head) == HEAD_BYTES else "")
-    is_lines = isinstance(single, dict) and bool(single) and following.startswith("{")
-    if stem.endswith(TEXT_NAMES) and not is_lines:
+    if is_document or (isinstance(first, str) and is_array):
+        return _parse_json_lines if single == first and not is_array else _parse_json
+    if isinstance(single, str) and "\\" in text and isinstance(_decode_first(following)[0], str):
+        return _parse_json_lines
+    # One object may begin a text. A second one, an array of them, or one with others inside is a record.
+    is_nested = isinstance(first, dict) and not rest and any(isinstance(value, dict | list) for value in first.values())
+    is_record = isinstance(first, dict) and bool(first) and (is_array or is_nested or rest.startswith("{"))
+    if stem.endswith(TEXT_NAMES) and not is_record:
         return _parse_text
     if text.startswith("{") and "\n" not in text and len(head) == HEAD_BYTES:
         return _parse_json_lines
@@ -160,12 +168,41 @@ def _choose_parser(name: str, head: bytes, encoding: str) -> Callable[[str, IO[b
     return _parse_text
 
 
-def _decode_first(text: str) -> Any:
-    """Return the first JSON value of a text; None if it does not begin with one."""
+def _decode_first(text: str) -> tuple[Any, str]:
+    """Return the first JSON value of a text and what follows; None and the text if it does not begin with one."""
+    text = text.lstrip()
     try:
-        return DECODER.raw_decode(text.lstrip())[0]
+        value, end = DECODER.raw_decode(text)
     except (ValueError, RecursionError):
-        return None
+        return None, text
+    return value, text[end:].lstrip()
+
+
+def _is_table(text: str, is_whole: bool) -> bool:
+    """Return whether nearly all lines are rows with the same number of cells, as in CSV and TSV files.
+
+    Cells stand close to their separators; prose has a space after a comma, and code ends lines with a semicolon.
+    """
+    lines = QUOTED_CELL.sub("q", text if is_whole else f'{text}"').splitlines()
+    lines = lines[: MAX_ROWS if is_whole or len(lines) > MAX_ROWS else max(2, len(lines) - 1)]
+    header = text.partition("\n")[0].strip("\r")
+    is_column = header.strip('"') in ("text", "content", "document") and len(lines) > 1
+    return is_column or any(_has_steady_cells(lines, header, separator) for separator in "\t,;|")
+
+
+def _has_steady_cells(lines: list[str], header: str, separator: str) -> bool:
+    lines = list(filter(str.strip, lines)) if separator == "\t" else lines  # CoNLL has an empty line after a sentence
+    most, _ = Counter(line.count(separator) for line in lines).most_common(1)[0] if lines else (0, 0)
+    rows = [line for line in lines if line.count(separator) == most]
+    if not most or len(rows) < MIN_STEADY * len(lines) or all(line.startswith("|") for line in rows):
+        return False
+    names = [name.strip(' "') for name in header.split(separator)]
+    has_header = len(names) == len(set(names)) == most + 1 and all(map(COLUMN_NAME.fullmatch, names))
+    separator = re.escape(separator)
+    inside = sum(len(re.findall(rf"\S{separator}(?=\S)", line)) for line in rows)
+    is_tight = inside >= most * len(rows) / 2
+    has_numbers = all(re.search(rf"(?:^|{separator}) ?\d+ ?(?:{separator}|$)", line) for line in rows[1:])
+    return len(rows) >= (2 if has_header and is_tight else MIN_ROWS) and (is_tight or (has_header and has_numbers))
 
 
 # --- parsers ----------------------------------------------------------------------------------------------------------
@@ -196,6 +233,8 @@ def _find_character_boundary(block: bytes) -> int:
 
 
 def _decode(name: str, data: bytes, offset: int) -> str:
+    if b"\0" in data:
+        raise CorpusError(f"{name} has NUL bytes, so it is not text")
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:

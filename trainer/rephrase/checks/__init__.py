@@ -3,7 +3,7 @@
 Cheap checks run first:
 
     envelope     the result matches the order (`check_envelope`)
-    wording      not empty, no refusal, no echo of the prompt, not cut off
+    wording      not empty, no refusal, no talk, no echo of the prompt, not cut off
     shape        a length and a form that the style allows, such as pairs of questions and answers
     language     the source's
     meaning      the same topics as the source
@@ -58,6 +58,7 @@ REASONS: dict[str, str] = {
     # Text.
     "empty": "It is empty.",
     "refusal": "The model refused.",
+    "talk": "It speaks of its own making: reasoning, an introduction, a label.",
     "echo": "It repeats the prompt.",
     "cut_off": "It ends in the middle of a sentence.",
     "too_short": "It is too short for its source.",

@@ -75,7 +75,8 @@ EXPLANATION = re.compile(
 )
 LAST_SENTENCE = re.compile(r"(?<=[.!?]) (?:i )?hope (?:this|that|it) helps[^\n]{0,30}$", re.IGNORECASE)
 WRAPPED = re.compile(r"<(\w{3,30})>(.*)</\1>", re.DOTALL)
-QUOTED = re.compile(r'"([^"]*)"|“([^“”]*)”')
+QUOTED = re.compile(r'"([^"]*)"|“([^“”]*)”|«([^«»]*)»')
+BOXED = re.compile(r"\$*\\boxed\{(?:\\text\{)?([^{}]*)\}?\}\$*")
 FENCED = re.compile(r"```\w*\n(.*?)\n?```", re.DOTALL)
 THOUGHT = r"(?:[\w:]{0,20}(?:think(?:ing)?|thoughts?|reason(?:ing)?|reflection|monologue|scratchpad)|analysis)"
 OPENINGS = (rf"(?:<|&lt;)\s*{THOUGHT}\s*(?:>|&gt;)", r"\[THINK\]|◁think▷|<\|begin_of_thought\|>|<\|inner_prefix\|>")
@@ -107,14 +108,18 @@ def clean_output(output: str, source: str = "") -> str:
             break
         text = text[introduction.end() :].strip()
     text = remove_closings(text, source)
+    if all(line.startswith(">") for line in text.split("\n")) and not source.startswith(">"):
+        text = "\n".join(line[1:].removeprefix(" ") for line in text.split("\n")).strip()
+    if (boxed := BOXED.fullmatch(text)) and "\\boxed" not in source:
+        text = boxed[1].strip()
     if (wrapped := WRAPPED.fullmatch(text)) and "</" not in source:
         text = wrapped[2].strip()
     fenced = FENCED.fullmatch(text)
     if fenced and "```" not in source:
         text = fenced[1].strip()
     quoted = QUOTED.fullmatch(text)
-    if quoted and not source.strip().startswith(('"', "“")):
-        return (quoted[1] or quoted[2] or "").strip()
+    if quoted and not source.strip().startswith(('"', "“", "«")):
+        return quoted[0][1:-1].strip()
     return text
 
 
