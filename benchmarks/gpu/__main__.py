@@ -27,7 +27,7 @@ from typing import IO, Any, NoReturn
 
 from benchmarks.gpu.schedule import Stage, choose_starts, choose_turns
 from benchmarks.gpu.stage import FOLDER, OUT, REHEARSAL, RESULTS, SKIPPED, STAGE, write_line
-from benchmarks.gpu.stages import STAGES
+from benchmarks.gpu.stages import HAVE_RUN, STAGES
 
 STATE = Path("benchmarks/out/gpu")
 ENDING = 6.0  # seconds reserved for the summary
@@ -260,7 +260,13 @@ def main(argv: Sequence[str] | None = None, state: Path = STATE) -> int:
         return 0
     stages = [stage for stage in STAGES if not options.only or stage.name in options.only]
     if options.list:
-        sys.stdout.writelines(f"{stage.name:14} {stage.seconds:4.0f} s  {stage.expected}\n" for stage in stages)
+        sys.stdout.write("Most valuable first: seconds with compilation, peak of the GPU's memory, what is expected.\n")
+        sys.stdout.write("?: seconds and memory are guesses, no card has run the stage to its end.\n")
+        for stage in stages:
+            guess = " " if stage.name in HAVE_RUN else "?"
+            sys.stdout.write(
+                f"{stage.name:14} {stage.seconds:4.0f} s {stage.peak_gib:5.1f} GiB {guess} {stage.expected}\n"
+            )
         return 0
     folder = (state.with_name("gpu-rehearsal") if options.rehearse else state).resolve()
     folder.mkdir(parents=True, exist_ok=True)

@@ -277,13 +277,12 @@ def try_windows(device: torch.device, head_size: int, attend: Callable[..., Tens
 def is_varlen_faster(device: torch.device, head_size: int) -> bool:
     """Return whether passes both ways without windows take less time through `varlen` than through sdpa."""
     *leaves, direction = build_trial(device, TIMED_SIZES, head_size)
-    best = [math.inf, math.inf]
-    for _ in range(TIMED_PASSES):
-        for number, attend in enumerate((varlen_attention, F.scaled_dot_product_attention)):
-            options = {"is_causal": True} if number else {"window": None}
-            devices.synchronize(device)
-            started = time.perf_counter()
-            torch.autograd.grad(attend(*leaves, **options), leaves, direction)
-            devices.synchronize(device)
-            best[number] = min(best[number], time.perf_counter() - started)
-    return best[0] < best[1]
+    best = {True: math.inf, False: math.inf}
+    for is_varlen in (True, False) * TIMED_PASSES:
+        devices.synchronize(device)
+        started = time.perf_counter()
+        out = varlen_attention(*leaves, None) if is_varlen else F.scaled_dot_product_attention(*leaves, is_causal=True)
+        torch.autograd.grad(out, leaves, direction)
+        devices.synchronize(device)
+        best[is_varlen] = min(best[is_varlen], time.perf_counter() - started)
+    return best[True] < best[False]

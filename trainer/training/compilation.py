@@ -45,7 +45,7 @@ MAX_CALLS = 2000
 24. A block of `gpt` has about 34; a recurrent model's has more for each chunk of a row."""
 MAX_BLOCKS = 64  # that differ in a graph; torch's own limit is 8
 GRADIENT_TOLERANCE = 0.25
-"""Of the norm of a parameter's gradient. Rounding and other random numbers of the compiler stay below it; fp8's on a GPU
+"""Of the norm of a parameter's gradient. Rounding and other random numbers of the compiler stay below it; fp8 on a GPU
 is assumed to, and has not been measured."""
 NOISE_SHARE, LOST_SHARE = 1e-3, 1e-5
 """Of the norm of all gradients: a parameter's difference below the first is rounding, unless its gradient is lost. A

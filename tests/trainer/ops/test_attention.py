@@ -176,8 +176,8 @@ class FlashPackages:
         self.defects = defects
         varlen = attention_module.varlen_attention
 
-        def attend(*arguments: Any, **options: Any) -> Tensor:
-            return self.defects[str(self.active)](varlen(*arguments, **options), *arguments)
+        def attend(*arguments: Any) -> Tensor:
+            return self.defects[str(self.active)](varlen(*arguments), *arguments)
 
         register_varlen_kernel()
         for name, value in (
