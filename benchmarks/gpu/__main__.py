@@ -195,18 +195,8 @@ def list_pending(folder: Path, stages: Sequence[Stage], only: Collection[str] = 
 
 def summarize(folder: Path, stages: Sequence[Stage]) -> list[str]:
     """Return a line for each stage: how it ended, what was measured last of the main figures, what is expected."""
-    main = (
-        "gpu",
-        "tokens_per_s",
-        "mfu_windowed",
-        "peak_gib",
-        "loss",
-        "deviation",
-        "text_tokens_per_s",
-        "deviations",
-        "failed",
-        "skipped",
-    )
+    main = ("gpu", "tokens_per_s", "mfu_windowed", "peak_gib", "loss", "error", "deviation", "failed", "skipped")
+    main += ("text_tokens_per_s", "deviations")
     lines, rows = [], read_results(folder)
     for stage in stages:
         own = [row for row in rows if row["stage"] == stage.name]
@@ -260,8 +250,7 @@ def main(argv: Sequence[str] | None = None, state: Path = STATE) -> int:
         return 0
     stages = [stage for stage in STAGES if not options.only or stage.name in options.only]
     if options.list:
-        sys.stdout.write("Most valuable first: seconds with compilation, peak of the GPU's memory, what is expected.\n")
-        sys.stdout.write("?: seconds and memory are guesses, no card has run the stage to its end.\n")
+        sys.stdout.write("Most valuable first; ?: seconds and memory are guesses, no card has run it to its end.\n")
         for stage in stages:
             guess = " " if stage.name in HAVE_RUN else "?"
             sys.stdout.write(

@@ -45,12 +45,10 @@ def rehearse_night() -> None:
 
 def add_bubblewrap(folder: Path) -> None:
     """Let a carried bubblewrap, started by the loader that came with it, be found where none is installed."""
-    if CARRIED.exists():
-        carried = CARRIED.resolve()
+    if (carried := CARRIED.resolve()).exists():
         program = folder / "bwrap"
-        program.write_text(
-            f'#!/bin/sh\nexec {carried}/ld-linux-x86-64.so.2 --library-path {carried} {carried}/bwrap "$@"\n'
-        )
+        loader = f"{carried}/ld-linux-x86-64.so.2 --library-path {carried}"
+        program.write_text(f'#!/bin/sh\nexec {loader} {carried}/bwrap "$@"\n')
         program.chmod(0o755)
         os.environ["PATH"] += f"{os.pathsep}{folder}"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import importlib.util
 import json
 import shutil
 import subprocess
@@ -27,7 +28,6 @@ from benchmarks.gpu.stage import (
     get_folder,
     is_rehearsal,
     measure_ms,
-    report_failure,
     run_python,
     skip,
     wait_for_turn,
@@ -35,9 +35,8 @@ from benchmarks.gpu.stage import (
 from benchmarks.gpu.steps import build_flags, build_run
 from trainer.checkpoint.store import get_checkpoint_path
 from trainer.cli import score as score_command
-from trainer.errors import UserError
 from trainer.models import load_architecture
-from trainer.ops.quantize import import_bitsandbytes, quantize
+from trainer.ops.quantize import quantize
 from trainer.scoring.compare_replay import compare_checkpoints
 from trainer.scoring.multiplier.ladder import Ladder
 from trainer.training import loop
@@ -114,25 +113,21 @@ def score() -> None:
 
 def measure_quantized() -> None:
     """Error of a model's logits in 8 and 4 bits beside bf16, and the milliseconds of a row."""
-    try:
-        import_bitsandbytes()
-    except UserError as error:
-        skip(str(error))
+    if importlib.util.find_spec("bitsandbytes") is None:
+        skip("the package bitsandbytes")
     wait_for_turn()
     device, (depth, length) = get_device(), (2, 64) if is_rehearsal() else (12, 2048)
     module = load_architecture("gpt")
     model = module.Model(module.Config.sized(depth, 32768, length)).bfloat16()
+    tokens, wanted = torch.randint(32768, (1, length), device=device), None
     with torch.inference_mode():
         for parameter in model.parameters():
             parameter.add_(0.02 * torch.randn_like(parameter))  # branches begin at zero
-        tokens = torch.randint(32768, (1, length), device=device)
-        wanted = copy.deepcopy(model).to(device)(tokens)
         for kind in ("bf16", "8bit", "4bit"):
-            with report_failure(kind):
-                own = copy.deepcopy(model)
-                found = own.to(device) if kind == "bf16" else quantize(own, kind, device)
-                error = compute_error(found(tokens), wanted)
-                emit(weights=kind, error=error, row_ms=round(measure_ms(lambda found=found: found(tokens)), 2))
+            found = copy.deepcopy(model).to(device) if kind == "bf16" else quantize(copy.deepcopy(model), kind, device)
+            wanted = found(tokens) if wanted is None else wanted
+            ms = round(measure_ms(lambda found=found: found(tokens)), 2)
+            emit(weights=kind, error=compute_error(found(tokens), wanted), row_ms=ms)
 
 
 def compare_with_ladder() -> None:

@@ -235,10 +235,8 @@ def measure_nanochat(depth: int, rows: int, micro: int, steps: int) -> Callable[
         if not is_compiled():
             torch.compiler.set_stance("force_eager")
         attention = connect_attention()
-        layers, length = (2, 64) if is_small else (depth, 2048)
-        batch, micro_rows = (4, 2) if is_small else (rows, micro)
-        width, vocabulary = -(-layers * 64 // 128) * 128, 512 if is_small else 32768
-        windows = "L" if is_small else "SSSL"
+        layers, length, batch, micro_rows = (2, 64, 4, 2) if is_small else (depth, 2048, rows, micro)
+        width, (vocabulary, windows) = -(-layers * 64 // 128) * 128, (512, "L") if is_small else (32768, "SSSL")
         with torch.device("meta"):
             model = gpt.GPT(gpt.GPTConfig(length, vocabulary, layers, width // 128, width // 128, width, windows))
         model.to_empty(device=device)

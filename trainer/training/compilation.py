@@ -77,11 +77,6 @@ def is_large(model: GraphModel) -> bool:
     return has_split_blocks(module) or count_calls(module.graph, module) > MAX_CALLS
 
 
-def is_graph_break(error: BaseException) -> bool:
-    """Return whether this is what `fullgraph` raises."""
-    return isinstance(error, torch._dynamo.exc.TorchDynamoException)
-
-
 # --- the first pass ---------------------------------------------------------------------------------------------------
 
 
@@ -155,7 +150,7 @@ def run_pass(run: Run, console: Console, rows: torch.Tensor) -> None:
             raise CompilationError(
                 f"torch.compile failed on this machine: {to_one_line(error)[:MAX_REASON]}"
             ) from error
-        if not is_graph_break(error):
+        if not isinstance(error, torch._dynamo.exc.TorchDynamoException):  # which `fullgraph` raises
             raise
         line = f"the model is compiled as several graphs: {to_one_line(error)[:MAX_REASON]}"
         console.print(line, markup=False, highlight=False, soft_wrap=True)
