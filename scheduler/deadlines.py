@@ -15,6 +15,7 @@ from scheduler.matching import NodeSlot
 from scheduler.models import Job, Lease, Node
 from trainer.accounting.training_size import estimate_checkpoint_bytes
 from trainer.protocol.files import is_weights_file
+from trainer.protocol.lease import PROGRESS_FACTOR
 
 SAVE_SECONDS = 60.0
 """Seconds to write the last checkpoint. A guess."""
@@ -26,9 +27,8 @@ SLACK_SECONDS = 3600.0
 """Time besides the job's own, for environments, compilation and uploads. A guess."""
 MAX_PREPARATION_SECONDS = 24 * 3600.0
 """Longest preparation of a dataset by an agent (`trainer.node.datasets`)."""
-PROGRESS_FACTOR, MAX_SLOWNESS = 2.0, 10.0
-"""A job may last this many times as long as at its latest metrics (`trainer.node.job` has the same rule), and this many
-times as long as its limit: metrics are what the node says."""
+MAX_SLOWNESS = 10.0
+"""A job with metrics may last up to this many times as long as its limit: metrics are what the node says."""
 SILENT_CHECKPOINTS = 10
 """Times between two checkpoints without metrics, after which a job hangs."""
 

@@ -27,7 +27,7 @@ from typing import IO, Any, NoReturn
 
 from benchmarks.gpu.schedule import Stage, choose_starts, choose_turns
 from benchmarks.gpu.stage import FOLDER, OUT, REHEARSAL, RESULTS, SKIPPED, STAGE, write_line
-from benchmarks.gpu.stages import STAGES
+from benchmarks.gpu.stages import HAVE_RUN, STAGES
 
 STATE = Path("benchmarks/out/gpu")
 ENDING = 6.0  # seconds reserved for the summary
@@ -195,18 +195,8 @@ def list_pending(folder: Path, stages: Sequence[Stage], only: Collection[str] = 
 
 def summarize(folder: Path, stages: Sequence[Stage]) -> list[str]:
     """Return a line for each stage: how it ended, what was measured last of the main figures, what is expected."""
-    main = (
-        "gpu",
-        "tokens_per_s",
-        "mfu_windowed",
-        "peak_gib",
-        "loss",
-        "deviation",
-        "text_tokens_per_s",
-        "deviations",
-        "failed",
-        "skipped",
-    )
+    main = ("gpu", "tokens_per_s", "mfu_windowed", "peak_gib", "loss", "error", "deviation", "failed", "skipped")
+    main += ("text_tokens_per_s", "deviations")
     lines, rows = [], read_results(folder)
     for stage in stages:
         own = [row for row in rows if row["stage"] == stage.name]
@@ -260,7 +250,12 @@ def main(argv: Sequence[str] | None = None, state: Path = STATE) -> int:
         return 0
     stages = [stage for stage in STAGES if not options.only or stage.name in options.only]
     if options.list:
-        sys.stdout.writelines(f"{stage.name:14} {stage.seconds:4.0f} s  {stage.expected}\n" for stage in stages)
+        sys.stdout.write("Most valuable first; ?: seconds and memory are guesses, no card has run it to its end.\n")
+        for stage in stages:
+            guess = " " if stage.name in HAVE_RUN else "?"
+            sys.stdout.write(
+                f"{stage.name:14} {stage.seconds:4.0f} s {stage.peak_gib:5.1f} GiB {guess} {stage.expected}\n"
+            )
         return 0
     folder = (state.with_name("gpu-rehearsal") if options.rehearse else state).resolve()
     folder.mkdir(parents=True, exist_ok=True)

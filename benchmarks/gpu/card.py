@@ -44,7 +44,6 @@ def measure_card() -> None:
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
         facts |= {"gpu": properties.name, "gib": round(properties.total_memory / 2**30, 1), "clock": read_clock()}
-    if device.type == "cuda":
         facts["allocator"] = [torch.cuda.get_allocator_backend(), os.environ.get("PYTORCH_ALLOC_CONF")]
         facts["newer_flash"] = {size: kernels.activate_flash_attention(device, [size]) for size in (64, 128)}
     emit(**facts, attention=kernels.describe_kernels(device))  # that of heads of 128 from here on

@@ -16,6 +16,7 @@ from benchmarks.gpu.stage import emit, get_folder, is_rehearsal, skip, wait_for_
 from trainer.sandbox import get_driver
 
 COMMAND = (sys.executable, "manage.py", "rehearse_night")
+CARRIED = Path("extra/bubblewrap")  # `bwrap` and all that `ldd` names, for a machine without it
 SECONDS, STOP_SECONDS = 200, 20
 SCALE = "1e-4"  # 160 steps
 IDENTITY = ("-c", "user.name=GPU", "-c", "user.email=gpu@example.org")
@@ -24,11 +25,12 @@ IDENTITY = ("-c", "user.name=GPU", "-c", "user.email=gpu@example.org")
 def rehearse_night() -> None:
     """Rehearse the night of one H100 on this card; in a rehearsal on CPU cores."""
     wait_for_turn()
-    if missing := find_missing_part():
-        skip(missing)
     # Not the stage's folder: the path of a socket below it may have about a hundred characters.
     with tempfile.TemporaryDirectory(prefix="night-") as name:
         folder = Path(name)
+        add_bubblewrap(folder)
+        if missing := find_missing_part():
+            skip(missing)
         main = commit_trainer(folder / "main")
         environment = {"MAIN_REPOSITORY": str(main), "MAIN_BRANCH": "main", "DAILYTRAIN_HOME": str(folder / "own")}
         flags = ["--main-only", "--scale", "1e-9"] if is_rehearsal() else ["--gpu", "--scale", SCALE]
@@ -39,6 +41,16 @@ def rehearse_night() -> None:
     board = [line.strip() for line in printed.splitlines() if "(baseline)" in line or "main, " in line]
     emit(code=code, wall_s=round(seconds, 1), steps_s=steps, board=board[-1:])
     raise SystemExit(code)
+
+
+def add_bubblewrap(folder: Path) -> None:
+    """Let a carried bubblewrap, started by the loader that came with it, be found where none is installed."""
+    if (carried := CARRIED.resolve()).exists():
+        program = folder / "bwrap"
+        loader = f"{carried}/ld-linux-x86-64.so.2 --library-path {carried}"
+        program.write_text(f'#!/bin/sh\nexec {loader} {carried}/bwrap "$@"\n')
+        program.chmod(0o755)
+        os.environ["PATH"] += f"{os.pathsep}{folder}"
 
 
 def find_missing_part() -> str | None:

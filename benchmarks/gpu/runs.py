@@ -1,8 +1,10 @@
-"""Whole runs by the command line: training, scoring, resuming, replays, and tests that need a GPU."""
+"""Whole runs by the command line: training, scoring, quantizing, resuming, replays, and tests that need a GPU."""
 
 from __future__ import annotations
 
 import contextlib
+import copy
+import importlib.util
 import json
 import shutil
 import subprocess
@@ -14,21 +16,27 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from rich.console import Console
 
 from benchmarks.gpu.stage import (
     Turn,
+    compute_error,
     emit,
     get_dataset,
     get_device,
     get_folder,
     is_rehearsal,
+    measure_ms,
     run_python,
+    skip,
     wait_for_turn,
 )
 from benchmarks.gpu.steps import build_flags, build_run
 from trainer.checkpoint.store import get_checkpoint_path
 from trainer.cli import score as score_command
+from trainer.models import load_architecture
+from trainer.ops.quantize import quantize
 from trainer.scoring.compare_replay import compare_checkpoints
 from trainer.scoring.multiplier.ladder import Ladder
 from trainer.training import loop
@@ -103,13 +111,32 @@ def score() -> None:
     emit(look_ahead=record["checks"]["look_ahead"])
 
 
-def compare_with_law() -> None:
-    """Runs of this machine's CPU give a law, loss over compute, and its noise. Do runs of the GPU obey it?"""
+def measure_quantized() -> None:
+    """Error of a model's logits in 8 and 4 bits beside bf16, and the milliseconds of a row."""
+    if importlib.util.find_spec("bitsandbytes") is None:
+        skip("the package bitsandbytes")
+    wait_for_turn()
+    device, (depth, length) = get_device(), (2, 64) if is_rehearsal() else (12, 2048)
+    module = load_architecture("gpt")
+    model = module.Model(module.Config.sized(depth, 32768, length)).bfloat16()
+    tokens, wanted = torch.randint(32768, (1, length), device=device), None
+    with torch.inference_mode():
+        for parameter in model.parameters():
+            parameter.add_(0.02 * torch.randn_like(parameter))  # branches begin at zero
+        for kind in ("bf16", "8bit", "4bit"):
+            found = copy.deepcopy(model).to(device) if kind == "bf16" else quantize(copy.deepcopy(model), kind, device)
+            wanted = found(tokens) if wanted is None else wanted
+            ms = round(measure_ms(lambda found=found: found(tokens)), 2)
+            emit(weights=kind, error=compute_error(found(tokens), wanted), row_ms=ms)
+
+
+def compare_with_ladder() -> None:
+    """The loss over compute of a ladder of runs on the CPU, with its noise, beside runs on the GPU."""
     full, (depth, width, length) = (2e9, (1, 64, 64)) if is_rehearsal() else (4e12, (2, 128, 256))
     flags = [f"--model.depth={depth}", f"--model.width={width}", f"--train.sequence-length={length}"]
     flags += ["--model.heads=1", "--train.batch=8", "--train.micro-batch=8", "--dataset", str(get_dataset())]
     flags += ["--train.sample-tokens=0", "--train.evaluations=1", "--threads", "1" if is_rehearsal() else "2"]
-    folder = get_folder() / "runs/law"
+    folder = get_folder() / "runs/ladder"
     shutil.rmtree(folder, ignore_errors=True)
 
     def train_runs(place: str, runs: Sequence[tuple[float, int]], *more: str) -> list[tuple[float, float]]:
@@ -124,13 +151,13 @@ def compare_with_law() -> None:
 
     exact = ("--device=cpu", "--train.precision=fp32", "--train.compile=false")
     rungs = train_runs("CPU", [(share, seed) for share in (0.25, 0.5, 1.0, 2.0) for seed in (1, 2)], *exact)
-    law = Ladder.fit(*np.array(rungs).T, full)
+    ladder = Ladder.fit(*np.array(rungs).T, full)
     wait_for_turn()
     own = exact if is_rehearsal() else ("--device=cuda",)  # a GPU's own precision, compiled
     for compute, found in train_runs("GPU", [(0.5, 3), (1.0, 3), (1.0, 4), (2.0, 3)], *own):
         x = np.log(compute / full)
-        expected, error = float(law.loss_at(x)), float(law.sigma * np.sqrt(1 + law.leverage(x)))
-        emit(flops=compute, bits_per_byte=found, law=expected, stderr=error, deviations=(found - expected) / error)
+        expected, error = float(ladder.loss_at(x)), float(ladder.sigma * np.sqrt(1 + ladder.leverage(x)))
+        emit(flops=compute, bits_per_byte=found, ladder=expected, stderr=error, deviations=(found - expected) / error)
 
 
 def measure_replays() -> None:

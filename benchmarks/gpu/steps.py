@@ -45,7 +45,11 @@ SMALL = (
 """Flags of a rehearsal."""
 NANOCHAT = Path("extra/nanochat")  # a checkout, which travels with the project
 PARITY_STEPS = 30
-COMPILED_IN_REHEARSALS = ("d12", "train")
+COMPILED_IN_REHEARSALS = ("d12", "nanochat-d12", "torch-d12", "train")
+
+
+def is_compiled() -> bool:
+    return not is_rehearsal() or os.environ[STAGE] in COMPILED_IN_REHEARSALS
 
 
 def build_flags(depth: int, rows: int, micro: int, *more: str) -> list[str]:
@@ -54,8 +58,7 @@ def build_flags(depth: int, rows: int, micro: int, *more: str) -> list[str]:
     if is_rehearsal():
         arch = more[more.index("--arch") :][:2] if "--arch" in more else ("--model.heads", "2")
         memory = ("--model.memory_rows", "64") if "--model.memory_rows" in more else ()
-        compiled = str(os.environ[STAGE] in COMPILED_IN_REHEARSALS).lower()
-        return [*SMALL, *data, *arch, *memory, "--train.compile", compiled]
+        return [*SMALL, *data, *arch, *memory, "--train.compile", str(is_compiled()).lower()]
     sizes = ["--model.depth", str(depth), "--train.batch", str(rows), "--train.micro-batch", str(micro)]
     return ["--preset", "daily-h100", *sizes, "--train.sample-tokens", "0", *data, *more]
 
@@ -229,26 +232,24 @@ def measure_nanochat(depth: int, rows: int, micro: int, steps: int) -> Callable[
         turn, device, is_small = Turn(), get_device(), is_rehearsal()
         gpt = import_classes(NANOCHAT)
         torch._dynamo.config.recompile_limit = 64  # its optimizer is compiled for each shape
-        if is_small:
+        if not is_compiled():
             torch.compiler.set_stance("force_eager")
         attention = connect_attention()
-        layers, length = (2, 64) if is_small else (depth, 2048)
-        batch, micro_rows = (4, 2) if is_small else (rows, micro)
-        width, vocabulary = -(-layers * 64 // 128) * 128, 512 if is_small else 32768
-        windows = "L" if is_small else "SSSL"
+        layers, length, batch, micro_rows = (2, 64, 4, 2) if is_small else (depth, 2048, rows, micro)
+        width, (vocabulary, windows) = -(-layers * 64 // 128) * 128, (512, "L") if is_small else (32768, "SSSL")
         with torch.device("meta"):
             model = gpt.GPT(gpt.GPTConfig(length, vocabulary, layers, width // 128, width // 128, width, windows))
         model.to_empty(device=device)
         model.init_weights()
         optimizer = model.setup_optimizer(unembedding_lr=0.008, embedding_lr=0.3, weight_decay=0.28)
-        compiled = model if is_small else torch.compile(model, dynamic=False)
-        if not is_small:
+        compiled = torch.compile(model, dynamic=False)
+        if is_compiled():
             for parameter in model.parameters():
                 parameter.grad = torch.zeros_like(parameter)
             optimizer.step()  # compiles
             model.zero_grad(set_to_none=True)
             optimizer.state.clear()  # would take memory of stages before this one
-        turn.arm()
+        turn.arm() if is_compiled() else turn.take()
         tokens = torch.randint(0, vocabulary, (micro_rows, length + 1), device=device)
         x, y = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
 
@@ -258,8 +259,6 @@ def measure_nanochat(depth: int, rows: int, micro: int, steps: int) -> Callable[
             optimizer.step()
             model.zero_grad(set_to_none=True)
 
-        if is_small:
-            turn.take()
         ms = measure_ms(step, steps, warm_up=1)
         turn.emit_compilations()
         speed = batch * length / ms * 1e3
@@ -312,11 +311,11 @@ def measure_plain_torch(depth: int, rows: int, steps: int) -> Callable[[], None]
         turn, device, is_small = Turn(), get_device(), is_rehearsal()
         layers, length, vocabulary, batch = (2, 64, 512, 4) if is_small else (depth, 2048, 32768, rows)
         model = PlainGPT(layers, 64 * layers, length, vocabulary).to(device)
-        compiled = model if is_small else torch.compile(model, dynamic=False)
+        compiled = torch.compile(model, dynamic=False) if is_compiled() else model
         optimizer = torch.optim.AdamW(model.parameters(), lr=6e-4, fused=True)
         tokens = torch.randint(vocabulary, (batch, length + 1), device=device)
         x, y = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
-        turn.arm()
+        turn.arm() if is_compiled() else turn.take()
 
         def step() -> None:
             with torch.autocast(device.type, torch.bfloat16):
@@ -325,8 +324,6 @@ def measure_plain_torch(depth: int, rows: int, steps: int) -> Callable[[], None]
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
 
-        if is_small:
-            turn.take()
         ms = measure_ms(step, steps, warm_up=1)
         turn.emit_compilations()
         emit(peer="plain torch", tokens_per_s=round(batch * length / ms * 1e3), step_s=round(ms / 1e3, 4), rows=batch)

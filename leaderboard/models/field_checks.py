@@ -9,14 +9,13 @@ from django.core.exceptions import ValidationError
 
 from scheduler import windows
 from trainer.errors import UserError
-from trainer.protocol.files import HOST_PATTERN
+from trainer.protocol.files import HOST_PATTERN, MAX_HOSTS
 
 MOST_SEEDS = 20
 RUNGS = (1 / 64, 64)
 """Smallest and largest rung, as parts of the budget."""
 SWARM_SIZES = {"stages", "workers", "minimum"}
 MOST_SEATS = 64
-MOST_HOSTS = 50
 
 
 def check_field(field: str, check: Callable[[str], object], value: str) -> None:
@@ -32,9 +31,9 @@ def known_zone(name: str) -> None:
 
 
 def check_hosts(hosts: object) -> None:
-    names = hosts if isinstance(hosts, list) and len(hosts) <= MOST_HOSTS else [None]
+    names = hosts if isinstance(hosts, list) and len(hosts) <= MAX_HOSTS else [None]
     if not all(isinstance(name, str) and re.fullmatch(HOST_PATTERN, name) for name in names):
-        raise ValidationError(f'Up to {MOST_HOSTS} names of hosts, without addresses or ports: ["huggingface.co"].')
+        raise ValidationError(f'Up to {MAX_HOSTS} names of hosts, without addresses or ports: ["huggingface.co"].')
 
 
 def check_ladder(ladder: object) -> None:

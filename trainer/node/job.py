@@ -24,14 +24,12 @@ from trainer.node.slots import SlotContext
 from trainer.node.stop_signal import StopLevel, StopSignal
 from trainer.node.transfers import download_file
 from trainer.node.workspace import Workspace
+from trainer.protocol.lease import PROGRESS_FACTOR
 from trainer.sandbox import ResourceLimits, SandboxDriver, SandboxProcess, SandboxSpec
 from trainer.sandbox.safe_files import parse_relative_path
 
 Phase = Literal["preparing", "running", "uploading"]
 CHECK_SECONDS = 0.1
-PROGRESS_FACTOR = 2.0
-"""A job may run this many times as long as it had at its last sign of progress. A tenth of a training's lines come
-after a tenth of its time on any machine, so only one that hangs exceeds it."""
 GRACE_SECONDS = 120  # how long a job that should finish may take for its last checkpoint
 STOPPED_CODES = (130, 137, 143)  # exit codes of a process that was interrupted or killed
 

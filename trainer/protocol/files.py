@@ -13,6 +13,7 @@ from trainer.protocol.version import Count, Message, Name
 
 HOST_PATTERN = r"^([a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?\.){1,8}[a-z]{2,63}$"
 HostName = Annotated[str, Field(pattern=HOST_PATTERN)]
+MAX_HOSTS = 50  # of a notebook
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 GRAPH_FILES = ("init.json", "train.json", "eval.json", "recipe.json")
 WEIGHTS_FILE = "model.safetensors"  # of a checkpoint; large weights are shards and an index instead

@@ -12,6 +12,10 @@ from trainer.protocol.node import Health
 from trainer.protocol.results import Cause
 from trainer.protocol.version import Count, JsonObject, Message, Seconds, Sentence
 
+PROGRESS_FACTOR = 2.0
+"""A job may run this many times as long as it had at its last sign of progress. A tenth of a training's lines come
+after a tenth of its time on any machine, so only one that hangs exceeds it."""
+
 
 class Heartbeat(Message):
     """POST /heartbeat."""

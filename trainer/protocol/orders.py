@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from trainer.protocol.files import BaseWeights, Checkpoint, DatasetPin, FileRef, GraphFiles, HostName, Sha256
+from trainer.protocol.files import MAX_HOSTS, BaseWeights, Checkpoint, DatasetPin, FileRef, GraphFiles, HostName, Sha256
 from trainer.protocol.rephrase import RephraseOrder
 from trainer.protocol.swarm import SwarmOrder, SwarmSampleOrder, WorkerOrder
 from trainer.protocol.version import VERSION, Count, Identifier, JsonObject, Message, Name, Seconds
@@ -102,7 +102,7 @@ class NotebookOrder(Message):
     seconds: float = Field(gt=0, lt=1e12)  # time limit of all cells together
     model: tuple[FileRef, ...] = Field(default=(), max_length=500)
     """Files that the previous part left in the folder `model/`, with paths below it. They are restored there."""
-    hosts: Annotated[tuple[HostName, ...], Field(min_length=1, max_length=50)] | None = None
+    hosts: Annotated[tuple[HostName, ...], Field(min_length=1, max_length=MAX_HOSTS)] | None = None
     """From which it may fetch by HTTPS, subdomains included; None: it has no network."""
 
 

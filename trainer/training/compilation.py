@@ -35,7 +35,7 @@ from trainer.errors import (
 )
 from trainer.graph.blocks import count_calls, has_split_blocks, split_blocks
 from trainer.graph.model import GraphModel
-from trainer.ops.devices import raise_recompile_limit, release_cached_memory
+from trainer.ops.devices import get_row_gradients, raise_recompile_limit, release_cached_memory
 from trainer.optim.optimizers import compile_steps, list_densely_trained
 from trainer.training.objective import Objective
 from trainer.training.run import Run
@@ -45,7 +45,8 @@ MAX_CALLS = 2000
 24. A block of `gpt` has about 34; a recurrent model's has more for each chunk of a row."""
 MAX_BLOCKS = 64  # that differ in a graph; torch's own limit is 8
 GRADIENT_TOLERANCE = 0.25
-"""Of the norm of a parameter's gradient. Rounding of fp8 and other random numbers of the compiler stay below it."""
+"""Of the norm of a parameter's gradient. Rounding and other random numbers of the compiler stay below it; fp8 on a GPU
+is assumed to, and has not been measured."""
 NOISE_SHARE, LOST_SHARE = 1e-3, 1e-5
 """Of the norm of all gradients: a parameter's difference below the first is rounding, unless its gradient is lost. A
 gradient may be nothing but rounding, such as that of a bias of all keys, which attention does not depend on."""
@@ -74,11 +75,6 @@ def is_large(model: GraphModel) -> bool:
     """Return whether a graph's blocks are compiled instead of the whole, which would take too long."""
     module = model.training_passes.features.module
     return has_split_blocks(module) or count_calls(module.graph, module) > MAX_CALLS
-
-
-def is_graph_break(error: BaseException) -> bool:
-    """Return whether this is what `fullgraph` raises."""
-    return isinstance(error, torch._dynamo.exc.TorchDynamoException)
 
 
 # --- the first pass ---------------------------------------------------------------------------------------------------
@@ -154,7 +150,7 @@ def run_pass(run: Run, console: Console, rows: torch.Tensor) -> None:
             raise CompilationError(
                 f"torch.compile failed on this machine: {to_one_line(error)[:MAX_REASON]}"
             ) from error
-        if not is_graph_break(error):
+        if not isinstance(error, torch._dynamo.exc.TorchDynamoException):  # which `fullgraph` raises
             raise
         line = f"the model is compiled as several graphs: {to_one_line(error)[:MAX_REASON]}"
         console.print(line, markup=False, highlight=False, soft_wrap=True)
@@ -202,7 +198,7 @@ def check_compiled_gradients(run: Run, row: Tensor) -> None:
 def move_from_zero(run: Run) -> Iterator[None]:
     """Context manager: weights that are zero or nearly so are normally distributed; afterwards all are as before.
 
-    Copies wait in main memory. Tables of n-grams, which may be larger than it, stay.
+    Copies of what is not zero wait in main memory. A table of n-grams, which may be larger, is moved if all is zero.
     """
     if run.resolved.is_sharded:
         from torch.distributed.fsdp import FSDPModule
@@ -212,11 +208,12 @@ def move_from_zero(run: Run) -> Iterator[None]:
                 module.reshard()  # a forward pass without gradients leaves weights gathered, and these are not kept
     before: list[tuple[Tensor, Tensor]] = []
     with torch.no_grad():
-        for number, parameter in enumerate(list_densely_trained(run.model)):
+        for number, parameter in enumerate(p for p in run.model.parameters() if p.requires_grad):
             weight = get_local_tensor(parameter)  # may be empty
             scale = (parameter.size(-1) if parameter.dim() else 1) ** -0.5
-            if weight.numel() and weight.float().square().mean().sqrt() < LEAST_SCALE * scale:
-                before.append((weight, weight.to("cpu", copy=True)))
+            is_zero, is_table = not weight.any(), get_row_gradients(parameter) is not None
+            if is_zero or (not is_table and weight.float().square().mean().sqrt() < LEAST_SCALE * scale):
+                before.append((weight, torch.zeros(()) if is_zero else weight.to("cpu", copy=True)))
                 weight.normal_(0, scale, generator=torch.Generator(weight.device).manual_seed(number))
     try:
         yield
