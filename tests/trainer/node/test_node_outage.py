@@ -14,7 +14,6 @@ from tests.support.agent_process import (
     wait_until,
     wait_until_finished,
 )
-from tests.support.full_disk import full_disk
 from tests.support.in_process_agent import InProcessAgent
 from tests.support.node_api_server import LeaseRecord, NodeApiServer
 from trainer import protocol
@@ -149,19 +148,3 @@ def test_killed_agent_leaves_nothing_and_the_next_reports_its_leases(site: NodeA
     assert site.leases[second].finish is not None
     assert [poll.abandoned for poll in site.polls if poll.abandoned] == [(lease,)]
     assert not (node.home / "work" / str(lease)).exists()
-
-
-@pytest.mark.slow
-def test_disk_full_during_the_job_is_the_machines_fault(site: NodeApiServer, node: Node) -> None:
-    lease = site.queue_job(build_training_job(site, steps=100_000, pace=0.01))
-    node.start()
-    wait_until(lambda: lease in site.leases and site.leases[lease].checkpoints)
-    assert node.process is not None
-
-    with full_disk(node.process.pid):
-        held = wait_until_finished(site, lease)
-
-    assert (held.end.outcome, held.end.cause) == ("failed", "infrastructure")
-    assert [row["step"] for row in held.rows] == list(range(1, len(held.rows) + 1))
-    assert run_job(site, build_training_job(site)).end.outcome == "done"
-    assert list_running_processes(node.home) == []
