@@ -230,13 +230,6 @@ def test_flash_package_is_tried_with_the_heads_of_each_run(monkeypatch: pytest.M
     assert "heads of 64: RuntimeError" in describe_kernels(torch.device("cuda"))
 
 
-@pytest.mark.parametrize("is_compiled", [False, True])
-def test_attention_notes_the_heads_that_a_run_has(monkeypatch: pytest.MonkeyPatch, is_compiled: bool) -> None:
-    monkeypatch.setattr(attention_module, "head_sizes", set())
-    (torch.compile(attention, fullgraph=True, backend="eager") if is_compiled else attention)(*inputs(24))
-    assert attention_module.head_sizes == (set() if is_compiled else {inputs(24)[0].size(3)})
-
-
 @pytest.mark.parametrize(
     ("defects", "chosen", "refused"),
     [
