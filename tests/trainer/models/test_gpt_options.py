@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from tests.support.gpt_models import OPTIONS, T, V, build_random_model, sample_tokens
-from trainer.models import ARCHITECTURES, litgpt, load_architecture, smear
+from trainer.models import ARCHITECTURES, litgpt, load_architecture
 from trainer.ops.devices import get_row_gradients
 
 
@@ -48,19 +48,6 @@ def test_document_mask_isolates_documents() -> None:
     torch.testing.assert_close(model(tokens)[:, T // 2 :], model(tokens[:, T // 2 :]), rtol=1e-4, atol=1e-5)
     open_model = build_random_model(document_mask=False, windows="SL", short_window=6)
     assert (open_model(tokens)[:, T // 2 :] - open_model(tokens[:, T // 2 :])).abs().max() > 1e-2
-
-
-@torch.no_grad()
-def test_smear_attention_mixes_each_key_with_the_previous() -> None:
-    torch.manual_seed(0)
-    attention = smear.SmearAttention(smear.Config(V, T, width=32, heads=2), 0)
-    x = torch.randn(1, 5, 32)
-    plain = attention.split_heads(attention.key(x))
-    own = torch.sigmoid(attention.gate)[:, None]
-    smeared = attention.compute_keys(x, None)
-    torch.testing.assert_close(smeared[0, 0], plain[0, 0])
-    torch.testing.assert_close(smeared[0, 3], own * plain[0, 3] + (1 - own) * plain[0, 2])
-    torch.testing.assert_close(attention.compute_keys(x[:, 3:], x[:, 2:3]), smeared[:, 3:])
 
 
 # --- `advance` with a cache or state, piece by piece ------------------------------------------------------------------

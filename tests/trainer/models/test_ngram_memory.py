@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor
 
 from tests.support.gpt_models import END, T, V, build_random_model, sample_tokens
 from trainer.distributed.devices import compute_gradient_norm
+from trainer.errors import ExitCode
 from trainer.models.ngram_memory import GatedMemory, NGramMemory, fetch_rows
 from trainer.ops.ngram_memory import hash_ngrams
 
@@ -83,6 +87,17 @@ def test_memory_blocks_read_the_rows_of_their_ngram(blocks: str, places: int) ->
     model.memory.table[rows[1, 0], 0] += 1.0
     after = model.embed(model.build_inputs(tokens))
     assert (before != after).any(-1)[0].tolist() == [False, True, False, True, False]
+
+
+FLAGS = ("--budget", "8steps", "--checkpoint-every", "4steps", "--model.memory_rows", "200")
+
+
+@pytest.mark.slow
+def test_run_with_a_memory_on_two_devices_is_refused(
+    train: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train(tmp_path, *FLAGS, "--devices", "2") == ExitCode.USER_ERROR
+    assert "one device" in capsys.readouterr().err
 
 
 def test_gradient_norm_includes_the_rows_of_a_memory() -> None:
