@@ -1,4 +1,4 @@
-"""Batches are permutations of the data, are read ahead, and resume exactly, also after an error in the thread."""
+"""Batches are permutations of the data or rows of documents, are read ahead, and resume exactly after errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files that would take minutes or gigabytes are refused, at once by what they say or at a deadline."""
+"""Files that would take minutes or gigabytes, or hold more than an architecture, are refused."""
 
 from __future__ import annotations
 

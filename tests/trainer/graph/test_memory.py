@@ -1,4 +1,4 @@
-"""Memory of operators' arguments: the static check of writes covers all aliases and writes."""
+"""Operators' memory and cost: the check of writes covers all aliases and writes, and every operator is counted."""
 
 from __future__ import annotations
 

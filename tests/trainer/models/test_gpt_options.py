@@ -1,4 +1,4 @@
-"""The baseline with each option alone and with all together."""
+"""The baseline with each option alone and with all together, and the caches of all architectures."""
 
 from __future__ import annotations
 

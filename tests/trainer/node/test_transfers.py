@@ -1,4 +1,4 @@
-"""Files over a connection that breaks, the limit of uploads, and responses that are not successes."""
+"""Files over a connection that breaks, their cache, the limit of uploads, and responses that are not successes."""
 
 from __future__ import annotations
 
