@@ -45,6 +45,18 @@ def two(monkeypatch: pytest.MonkeyPatch) -> tuple[GpuReader, list[Card]]:
 # --- GPUs ------------------------------------------------------------------------------------------------------------
 
 
+def test_read_gpus_returns_current_values(two: tuple[GpuReader, list[Card]]) -> None:
+    reader, (first, second) = two
+    first.temperature, first.reasons = None, POWER_CAP
+    second.used, second.temperature, second.busy, second.pids = 5 * GIB, 88, 97, [4711]
+    second.reasons = HEAT | POWER_CAP
+    one, other = reader.read_gpus()
+    assert (one.used_bytes, one.temperature_celsius, one.throttled) == (300 << 20, None, False)
+    assert (other.used_bytes, other.temperature_celsius, other.busy_percent) == (5 * GIB, 88, 97)
+    assert (other.throttled, other.processes) == (True, frozenset({4711}))
+    assert NvmlReader(Nvml([Card(reasons=HEAT)], old_driver=True)).read_gpus()[0].throttled
+
+
 @pytest.mark.usefixtures("driver_only")
 def test_detect_hardware_with_a_failing_gpu_reports_both(tmp_path: Path) -> None:
     cards = [*pair(), Card(uuid="GPU-3", is_split=True)]
