@@ -8,33 +8,19 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
 from tests.support.traced_models import trace
 from trainer.accounting import training_size
-from trainer.accounting.scoring_time import (
-    SLOWEST_SCORERS,
-    ScoringWork,
-    choose_slowest_scorer,
-    compute_pass_flops,
-)
-from trainer.accounting.training_size import (
-    compute_model_size,
-    estimate_memory,
-    estimate_scoring_memory,
-    explain_too_large,
-)
+from trainer.accounting.scoring_time import SLOWEST_SCORERS, ScoringWork, choose_slowest_scorer, compute_pass_flops
+from trainer.accounting.training_size import compute_model_size, estimate_memory, explain_too_large
 from trainer.checkpoint.store import write_checkpoint
 from trainer.config.model_config import convert_field
-from trainer.graph.model import build_model
 from trainer.graph.summary import describe_traced
-from trainer.graph.trace import trace_architecture
 from trainer.models import load_architecture
 from trainer.optim.optimizers import assign_parameters, build_optimizers
-from trainer.scoring.model_scorer import ModelScorer
 from trainer.training.objective import Objective
 
 CHUNK_LOGITS_CPU = (2**22, 2**22)
@@ -146,34 +132,6 @@ def test_computed_memory_bounds_measured_peak(
     assert measured <= computed <= 1.25 * measured
     stored = sum(file.stat().st_size for file in (tmp_path / "checkpoint").iterdir())
     assert size.checkpoint_bytes <= stored <= 1.02 * size.checkpoint_bytes + 200_000
-
-
-def score_row(arch: str, depth: int, length: int, vocabulary: int, folder: Path) -> tuple[int, int]:
-    """Score a row on a CPU by the graph; return the bytes of the weights and the largest that a pass allocated."""
-    module = load_architecture(arch)
-    model = build_model(trace_architecture(module, module.Config.sized(depth, vocabulary, length)))
-    scorer, row = ModelScorer(model, torch.device("cpu"), length), np.zeros((1, length), np.int64)
-    scorer.score_rows(row, row)
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        scorer.score_rows(row, row)
-    memory = read_memory_events(profiler, folder)
-    before = memory[0]["Total Allocated"] - memory[0]["Bytes"]
-    stored = sum(tensor.nbytes for _, tensor in scorer.list_stored()) + sum(t.nbytes for t in scorer.stored.values())
-    return stored, max(event["Total Allocated"] for event in memory) - before
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("arch", "depth", "length", "vocabulary"), [("gpt", 4, 256, 512), ("gpt", 8, 512, 64), ("gpt", 3, 512, 8192)]
-)
-def test_computed_scoring_memory_bounds_measured_peak(
-    arch: str, depth: int, length: int, vocabulary: int, tmp_path: Path
-) -> None:
-    stored, peak = score_row(arch, depth, length, vocabulary, tmp_path)
-    size = compute_model_size({"model": {"depth": depth}}, arch, vocabulary)
-    computed = estimate_scoring_memory(size, length, reserved_bytes=0)
-    assert computed["weights"] == stored
-    assert peak <= computed["activations or logits"] <= 1.6 * peak
 
 
 def test_sharding_divides_weights_gradients_and_optimizer_state() -> None:

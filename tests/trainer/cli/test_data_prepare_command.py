@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from tests.support.waits import WAIT_SECONDS
-from trainer.accounting.budget import parse_size
 from trainer.cli.prepare import main
 from trainer.data.dataset import Dataset
 
@@ -57,11 +56,3 @@ def test_stop_exits_130_and_the_same_command_continues(tmp_path: Path, stop: sig
     assert "Traceback" not in err
     assert main([*arguments, "--quiet"]) == 0
     assert {path.name for path in tmp_path.iterdir()} - {"cache"} == {"out"}
-
-
-def test_parse_size_accepts_units_only() -> None:
-    texts = {"1048576": 1 << 20, "16MiB": 16 << 20, "1.5g": 1_500_000_000, " 2 kB ": 2000, "1Ki": 1024}
-    assert {text: parse_size(text) for text in texts} == texts
-    for text in ("", "0", "-1", "ten", "1XB", "1.2.3M", "MiB", "nan", "1e3"):
-        with pytest.raises(ValueError, match="is not a size"):
-            parse_size(text)

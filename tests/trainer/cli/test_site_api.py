@@ -35,11 +35,6 @@ def test_other_answer_raises_one_line_error(
     assert "\n" not in str(error.value)
 
 
-def test_answer_of_the_api_is_returned(monkeypatch: pytest.MonkeyPatch) -> None:
-    answer(monkeypatch, 200, json={"entry": 1})
-    assert SiteApi("https://site.example").get("entries/1") == {"entry": 1}
-
-
 def test_run_request_without_an_answer_ends_with_its_address(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

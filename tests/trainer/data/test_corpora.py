@@ -11,14 +11,7 @@ import pytest
 
 from tests.support.paths import REPOSITORY
 from trainer.cli.prepare import main
-from trainer.data.corpora import (
-    KINDS,
-    describe_corpora,
-    find_corpus,
-    open_corpus,
-    python_docs,
-    python_packages,
-)
+from trainer.data.corpora import KINDS, describe_corpora, find_corpus, open_corpus, python_docs, python_packages
 from trainer.data.corpora.finephrase import get_rephrased_text
 from trainer.errors import CorpusError
 from trainer.protocol.files import hash_file
@@ -62,13 +55,9 @@ def test_unknown_corpus_or_part_is_rejected_with_the_known(name: str, reason: st
 DOCS_SHA256 = "dd38bc8716dbc85510b1603272e63eed4a04cb4cc9b4b23990c3d9edf10e01eb"
 
 
-def test_python_docs_are_small_and_have_the_same_hash_on_every_machine() -> None:
+def test_python_docs_have_the_same_hash_on_every_machine() -> None:
     assert find_corpus("python-docs").fingerprint() == {"files": [["python_docs.jsonl.xz", DOCS_SHA256]]}
     assert hash_file(python_docs.FILE) == DOCS_SHA256
-    text = "".join(document.text for document in open_corpus("python-docs"))
-    assert "Whetting Your Appetite" in text
-    assert 4_000_000 < len(text.encode()) < 5_000_000
-    assert python_docs.FILE.stat().st_size < 1_500_000
     assert python_docs.FILE.is_relative_to(REPOSITORY / "trainer"), "it is part of the package"
 
 

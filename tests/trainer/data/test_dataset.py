@@ -172,18 +172,6 @@ def test_limit_inside_a_character_ends_the_reading(tmp_path: Path, character: st
         prepare_dataset(f"files:{tmp_path}/a.jsonl", limit_bytes=0)
 
 
-def test_shards_have_whole_documents_and_are_read_as_one(
-    books: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    whole = prepare_dataset(f"files:{books}", "bpe:300", tmp_path / "whole")
-    monkeypatch.setattr(tokenization, "SHARD_TEXT", 4000)
-    cut = prepare_dataset(f"files:{books}", "bpe:300", tmp_path / "cut")
-    shards = cut.open_shards("train")
-    assert len(shards) > 2
-    assert {int(shard[:1][0]) for shard in shards} == {cut.tokenizer.end_of_text}
-    assert read_texts(cut, "train") == read_texts(whole, "train")
-
-
 def test_stream_of_more_shards_than_open_files_is_read(tmp_path: Path) -> None:
     """SlimPajama has about 10,000; a sandbox allows 4,096 files."""
     tokens, limits = np.arange(500, dtype="<u2"), resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -32,7 +32,6 @@ stream = find_corpus("fineweb-edu").open_stream(json.loads(sys.argv[1]))
 ids = [document.id for document in islice(stream, int(sys.argv[2]))]
 print(json.dumps([ids, stream.state_dict()]))
 """
-SCRIPT = "import sys; from trainer.cli.prepare import main; sys.exit(main(sys.argv[1:]))"
 
 
 @dataclass
@@ -77,16 +76,6 @@ def test_stream_continues_after_saved_row_without_earlier_rows(fineweb: Hub, tmp
     assert ids + json.loads(rest.stdout)[0] == [f"<urn:uuid:{number}>" for number in range(200)]
     name = "sample/10BT/000_00000.parquet"
     assert fineweb.sent[name] < len(fineweb.files[name])  # no more than its schema
-
-
-@pytest.mark.slow
-def test_unreachable_hub_raises_one_line(tmp_path: Path) -> None:
-    arguments = ["--corpus", "fineweb-edu", "--out", str(tmp_path / "out"), "--quiet"]
-    done = run_with_hub(tmp_path, [SCRIPT, *arguments], HF_ENDPOINT="http://127.0.0.1:9")
-    assert (done.returncode, done.stdout) == (2, "")
-    message = "dailytrain prepare: fineweb-edu cannot be read from the Hugging Face Hub; is there a network?"
-    assert done.stderr.startswith(message)
-    assert done.stderr.count("\n") == 1
 
 
 # --- SlimPajama, which our own code downloads -------------------------------------------------------------------------

@@ -19,7 +19,6 @@ from tests.support.tiny import TINY
 from tests.support.waits import WAIT_SECONDS, wait_until
 from trainer.checkpoint.store import find_latest_checkpoint
 from trainer.distributed.launch import explain_failures
-from trainer.train import ERROR_FILE, report_to_launcher
 
 pytestmark = pytest.mark.processes
 
@@ -95,11 +94,3 @@ def test_explain_failures_names_the_cause(
     failures = {rank: build_failure(rank, code, tmp_path, reason) for rank, (code, reason) in enumerate(ended)}
     reason, code = explain_failures(failures, len(ended))
     assert (reason.partition(". Run")[0], code) == expected
-
-
-def test_report_to_launcher_without_launcher_returns_false(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(ERROR_FILE, raising=False)
-    assert not report_to_launcher("The disk is full.")
-    monkeypatch.setenv(ERROR_FILE, str(tmp_path / "0.json"))
-    assert report_to_launcher("The disk is full.")
-    assert build_failure(0, 1, tmp_path).message == "The disk is full."

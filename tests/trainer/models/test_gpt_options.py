@@ -1,13 +1,17 @@
-"""The baseline with each option alone and with all together."""
+"""The baseline with each option alone and with all together, and the caches of all architectures."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 
 from tests.support.gpt_models import OPTIONS, T, V, build_random_model, sample_tokens
-from trainer.models import smear
+from trainer.models import ARCHITECTURES, litgpt, load_architecture
 from trainer.ops.devices import get_row_gradients
 
 
@@ -46,14 +50,61 @@ def test_document_mask_isolates_documents() -> None:
     assert (open_model(tokens)[:, T // 2 :] - open_model(tokens[:, T // 2 :])).abs().max() > 1e-2
 
 
+# --- `advance` with a cache or state, piece by piece ------------------------------------------------------------------
+
+
+SMALL = {"n_layer": 2, "n_embd": 32, "n_head": 4, "intermediate_size": 64}
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "litgpt, GPT-NeoX": ("pythia-14m", {}),
+    "litgpt, Llama, grouped queries": ("tiny-llama-1.1b", {"n_query_groups": 2, "head_size": 8}),
+    "litgpt, one query group": ("pythia-14m", {"n_query_groups": 1, "head_size": 8}),
+    "litgpt, windows and soft caps": ("Gemma-2-2b", {"n_query_groups": 2, "head_size": 8, "sliding_window_size": 5}),
+}
+
+
+def build_litgpt(family: str) -> Any:
+    name, fields = FAMILIES[family]
+    return litgpt.Model(litgpt.Config(V, T, name, {**SMALL, **fields}))
+
+
+def build_architecture(name: str) -> Any:
+    module = load_architecture(name)
+    return module.Model(module.Config.sized(2, V, T))
+
+
+MODELS: dict[str, Callable[[], Any]] = {
+    **{name: partial(build_architecture, name) for name in ARCHITECTURES if name != "litgpt"},
+    **{f"gpt, {option}": partial(build_random_model, **fields) for option, fields in OPTIONS.items()},
+    **{family: partial(build_litgpt, family) for family in FAMILIES},
+}
+
+
 @torch.no_grad()
-def test_smear_attention_mixes_each_key_with_the_previous() -> None:
+def build_moved(name: str) -> Any:
+    """Return a model whose branches do not end in zeros, which would hide everything."""
     torch.manual_seed(0)
-    attention = smear.SmearAttention(smear.Config(V, T, width=32, heads=2), 0)
-    x = torch.randn(1, 5, 32)
-    plain = attention.split_heads(attention.key(x))
-    own = torch.sigmoid(attention.gate)[:, None]
-    smeared = attention.compute_keys(x, None)
-    torch.testing.assert_close(smeared[0, 0], plain[0, 0])
-    torch.testing.assert_close(smeared[0, 3], own * plain[0, 3] + (1 - own) * plain[0, 2])
-    torch.testing.assert_close(attention.compute_keys(x[:, 3:], x[:, 2:3]), smeared[:, 3:])
+    model = MODELS[name]().eval()
+    for parameter in model.parameters():
+        parameter.add_(torch.randn_like(parameter), alpha=0.05)
+    return model
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", MODELS)
+def test_advance_in_pieces_equals_whole_row(name: str) -> None:
+    model, tokens = build_moved(name), sample_tokens()
+    whole = model.features(tokens)
+    for cuts in ([1] * T, [5, 1, 9, 2, 7], [T]):
+        parts, state = [], None
+        for piece in tokens.split(cuts, dim=1):
+            features, state = model.advance(piece, state)
+            parts.append(features)
+        torch.testing.assert_close(torch.cat(parts, dim=1), whole, rtol=1e-4, atol=1e-4)
+
+
+@torch.no_grad()
+def test_cache_with_window_keeps_only_visible_tokens() -> None:
+    model = build_random_model(windows="SL", short_window=5)
+    _, state = model.advance(sample_tokens())
+    kept = [cache.key.size(2) for cache in state.caches if cache.key is not None]
+    assert kept == [4, T, 4, T]

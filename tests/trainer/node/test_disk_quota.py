@@ -68,17 +68,6 @@ def test_dataset_in_use_stays_and_the_job_that_needs_its_space_is_refused(tmp_pa
     assert not used.exists(), "it was used before the other one"
 
 
-def test_download_of_a_dataset_makes_room_for_itself(tmp_path: Path) -> None:
-    old = add_dataset(tmp_path, "old", 6 * MB, 100)
-    quota = DiskQuota(tmp_path, 10 * MB)
-    quota.reserve(1, 3 * MB)
-    assert old.exists()
-    with quota.use_dataset(1, "new", 5 * MB):
-        assert not old.exists()
-    with pytest.raises(JobFailedError), quota.use_dataset(1, "new", 8 * MB):
-        pass
-
-
 def test_download_of_a_dataset_keeps_its_space_until_it_ends(tmp_path: Path) -> None:
     quota = DiskQuota(tmp_path, 10 * MB)
     with quota.use_dataset(1, "new", 6 * MB):
@@ -103,16 +92,6 @@ def test_releases_and_fresh_files_are_counted_and_kept(tmp_path: Path) -> None:
     assert fresh.exists()
 
 
-def test_owner_and_sponsor_limits_hold_both(tmp_path: Path) -> None:
-    quota = DiskQuota(tmp_path, 10 * MB)
-    quota.set_lent_bytes(4 * MB)
-    assert (quota.limit, quota.get_available_bytes()) == (4 * MB, 4 * MB)
-    quota.set_lent_bytes(None)
-    assert quota.limit == 10 * MB
-    assert DiskQuota(tmp_path).limit is None
-    assert DiskQuota(tmp_path).get_available_bytes() > 10 * MB
-
-
 def test_agent_with_a_quota_evicts_an_old_dataset_for_a_job(site: NodeApiServer, tmp_path: Path) -> None:
     leftover, old = (add_dataset(tmp_path, name, 25 * MB, 100) for name in (PREPARING, "f" * 64))
     agent = InProcessAgent(site, tmp_path, disk_bytes=30 * MB).start()
@@ -127,3 +106,14 @@ def test_agent_with_a_quota_evicts_an_old_dataset_for_a_job(site: NodeApiServer,
         assert finish.reason == "The job needs 0.04 GB of disk; of its quota this node has 0.03."
     finally:
         agent.stop()
+
+
+def test_download_of_a_dataset_makes_room_for_itself(tmp_path: Path) -> None:
+    old = add_dataset(tmp_path, "old", 6 * MB, 100)
+    quota = DiskQuota(tmp_path, 10 * MB)
+    quota.reserve(1, 3 * MB)
+    assert old.exists()
+    with quota.use_dataset(1, "new", 5 * MB):
+        assert not old.exists()
+    with pytest.raises(JobFailedError), quota.use_dataset(1, "new", 8 * MB):
+        pass

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import psutil
@@ -16,7 +15,7 @@ from tests.support.node_api_server import NodeApiServer
 from trainer.node import gpu_monitor, gpus
 from trainer.node.gpu_monitor import GpuMonitor
 from trainer.node.gpus import GpuReader, NvmlReader, UnreadableGpuReader, open_gpu_reader, select_visible_gpus
-from trainer.node.hardware import derive_labels, describe_gpus, detect_hardware, parse_gpu_model
+from trainer.node.hardware import derive_labels, describe_gpus, detect_hardware
 from trainer.protocol import Gpu
 from trainer.sandbox import gpu_devices
 
@@ -58,17 +57,6 @@ def test_read_gpus_returns_current_values(two: tuple[GpuReader, list[Card]]) -> 
     assert NvmlReader(Nvml([Card(reasons=HEAT)], old_driver=True)).read_gpus()[0].throttled
 
 
-def test_read_gpus_with_a_lost_gpu_reads_the_other(two: tuple[GpuReader, list[Card]]) -> None:
-    reader, cards = two
-    cards[0].error, cards[1].used = 15, 5 * GIB
-    first, second = reader.read_gpus()
-    assert (first.problem, second.problem, second.used_bytes) == ("does not answer (GPU is lost).", "", 5 * GIB)
-    monitor = GpuMonitor(reader)
-    assert monitor.find_problem((cards[0].uuid,)) == "NVIDIA GeForce RTX 3090 does not answer (GPU is lost)."
-    assert monitor.find_problem((cards[1].uuid,)) == ""
-    assert monitor.build_health().gpu_used_bytes == 5 * GIB
-
-
 @pytest.mark.usefixtures("driver_only")
 def test_detect_hardware_with_a_failing_gpu_reports_both(tmp_path: Path) -> None:
     cards = [*pair(), Card(uuid="GPU-3", is_split=True)]
@@ -81,15 +69,7 @@ def test_detect_hardware_with_a_failing_gpu_reports_both(tmp_path: Path) -> None
     assert {"1x3090", "1x24gb"} <= set(found.found_labels)
     assert found.unusable_gpus is not None
     problems = [(gpu.name, gpu.problem) for gpu in found.unusable_gpus]
-    assert problems == [
-        ("GPU 0", "It does not answer (Unknown Error)."),
-        ("NVIDIA GeForce RTX 3090", gpus.IS_SPLIT),
-    ]
-    assert describe_gpus(reader) == [
-        "Found NVIDIA GeForce RTX 3090, 24 GB. Jobs may use it.",
-        "Found GPU 0. No job may use it. It does not answer (Unknown Error).",
-        f"Found NVIDIA GeForce RTX 3090. No job may use it. {gpus.IS_SPLIT}",
-    ]
+    assert problems == [("GPU 0", "It does not answer (Unknown Error)."), ("NVIDIA GeForce RTX 3090", gpus.IS_SPLIT)]
 
 
 def test_read_gpus_with_unified_memory_counts_the_system(driver_only: Path) -> None:
@@ -99,26 +79,10 @@ def test_read_gpus_with_unified_memory_counts_the_system(driver_only: Path) -> N
     assert (reading.used_bytes, reading.temperature_celsius, reading.problem) == (None, 41, "")
 
 
-def test_gpus_outside_cuda_visible_devices_are_named(
-    two: tuple[GpuReader, list[Card]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
-    reader = NvmlReader(Nvml(two[1]))
-    assert [gpu.uuid for gpu in reader.gpus] == [two[1][1].uuid]
-    assert [(gpu.uuid, gpu.problem) for gpu in reader.unusable_gpus] == [(two[1][0].uuid, gpus.NOT_LENT)]
-
-
 def test_fake_nvml_matches_the_real_package() -> None:
     ours = [name for name in dir(Nvml) if name.startswith(("nvml", "NVML_"))]
     assert [name for name in ours if not hasattr(pynvml, name)] == []
     assert issubclass(pynvml.NVMLError, Exception)
-
-
-def test_open_gpu_reader_without_a_driver_imports_nothing(driver_only: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(driver_only))
-    monkeypatch.setitem(sys.modules, "pynvml", None)  # importing it fails
-    reader = open_gpu_reader()
-    assert (reader.gpus, reader.unusable_gpus) == ((), ())
 
 
 def test_open_gpu_reader_with_a_failing_driver_names_the_gpus(
@@ -161,21 +125,6 @@ def test_select_visible_gpus_follows_cuda_visible_devices(words: str | None, fou
 
 
 @pytest.mark.parametrize(
-    ("name", "model"),
-    [
-        ("NVIDIA GeForce RTX 3090", "3090"),
-        ("NVIDIA GeForce RTX 4070 Ti SUPER", "4070tisuper"),
-        ("NVIDIA H100 80GB HBM3", "h100"),
-        ("Tesla T4", "t4"),
-        ("NVIDIA RTX 6000 Ada Generation", "6000ada"),
-        ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", "pro6000"),
-    ],
-)
-def test_parse_gpu_model_shortens_names(name: str, model: str) -> None:
-    assert parse_gpu_model(name) == model
-
-
-@pytest.mark.parametrize(
     ("memory", "label"),
     [
         (25_757_220_864, "1x24gb"),  # RTX 3090
@@ -191,6 +140,7 @@ def test_derive_labels_rounds_memory_to_market_sizes(memory: int, label: str) ->
 def test_derive_labels_counts_cards_per_size_and_has_the_disk() -> None:
     mixed = [Gpu(name="NVIDIA GeForce RTX 3090", memory_bytes=24 * GIB), Gpu(name="Tesla T4", memory_bytes=16 * GIB)]
     assert derive_labels(mixed, 610 * 10**9) == ("1x24gb", "1x3090", "1xt4", "2x16gb", "3090", "500gb", "t4")
+    assert "pro6000" in derive_labels([Gpu(name="NVIDIA RTX PRO 6000 Blackwell Workstation Edition")], 0)
     assert derive_labels([], 99 * 10**9) == ("50gb",)
     assert derive_labels([], 10**9) == ()
 

@@ -35,14 +35,6 @@ def test_agent_with_a_broken_sandbox_prints_one_line(site: NodeApiServer, node: 
     assert "Nothing runs without a sandbox unless you give --sandbox none." in node.read_output()
 
 
-def test_agent_with_a_new_token_joins_again(site: NodeApiServer, node: Node) -> None:
-    site.join_tokens["again"] = 7
-    for token, joined in (("join-me", 1), ("join-me", 1), ("again", 2), ("again", 2), (None, 2)):
-        site.queue_job(build_training_job(site, steps=1))
-        assert node.run("--once", token=token) == 0
-        assert len(site.registered) == joined, token
-
-
 def test_second_agent_in_the_same_folder_is_refused(node: Node) -> None:
     node.home.mkdir()
     with FileLock(node.home / "agent.lock"):

@@ -7,7 +7,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -183,26 +182,6 @@ def test_session_on_leaving_submits_finished_packets(site: PacketApiServer, add_
     assert (finish.outcome, finish.reason) == ("released", "The sponsor needs the machine.")
     assert len(site.taken) + len(site.waiting) == 400
     assert set(site.stored_counts.values()) == {1}
-
-
-@pytest.mark.slow
-def test_session_at_its_time_limit_finishes_pending_packets(
-    site: PacketApiServer, add_volunteer: AddVolunteer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    skipped = 0.0
-    monkeypatch.setattr(rephrase_session, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + skipped))
-    site.add_packets(texts(400), ("easy",))
-    lease = site.queue_session(wall_seconds=2 * WAIT_SECONDS)
-    with serve_model(SynonymModel(seconds=0.1), batch_size=2) as service:
-        add_volunteer(service.url, parallel=2)
-        wait_until(lambda: site.taken)
-        with site.lock:
-            skipped = (rephrase_session.TAKING_SHARE + 0.01) * 2 * WAIT_SECONDS
-            pending = set(site.assigned[lease])
-        assert wait_until_ended(site, lease).outcome == "done"
-    assert pending <= site.taken.keys()
-    assert len(site.taken) < 400
-    assert len(site.taken) + len(site.waiting) == 400
 
 
 def test_session_with_an_unsupported_campaign_fails_with_a_reason(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import stat
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,9 +22,7 @@ from tests.support.agent_process import (
 from tests.support.in_process_agent import InProcessAgent
 from tests.support.node_api_server import LeaseRecord, NodeApiServer, read_json_blob
 from trainer import protocol
-from trainer.node.job_handlers import smoke
 from trainer.node.job_handlers.notebook import TIME_ADVICE
-from trainer.node.outcome import JobFailedError
 
 pytestmark = pytest.mark.processes
 
@@ -199,12 +196,6 @@ def test_smoke_job_runs_the_sites_code(running_node: Node) -> None:
     assert (broken.outcome, broken.cause) == ("failed", "infrastructure")
     nonsense = run_job(site, build_smoke_test(site, nonsense={"passed": 7})).end
     assert nonsense.reason == "The smoke test's result is malformed."
-
-
-def test_smoke_job_with_docker_raises() -> None:
-    held = SimpleNamespace(context=SimpleNamespace(sandbox=SimpleNamespace(name="docker")))
-    with pytest.raises(JobFailedError, match="needs bubblewrap"):
-        smoke.get_sandbox_name(held)  # type: ignore[arg-type]
 
 
 READING = {"tokens_per_second": 256.0, "spread": 0.01, "steps": 5, "loss": 8.5}
@@ -402,3 +393,50 @@ def test_failed_notebook_has_a_reason_and_uploads_its_cells(running_node: Node, 
     assert (finish.outcome, finish.cause) == ("failed", cause)
     assert reason in (finish.reason, None)
     assert [file.path for file in finish.files] == (["executed.ipynb"] if has_run else [])
+
+
+# --- a run that starts from another run's weights ---------------------------------------------------------------------
+
+
+# --- files of the job, with a release that does not train ---
+
+
+@pytest.fixture
+def small_base(site: NodeApiServer) -> protocol.BaseWeights:
+    files = (
+        site.store_blob(b"w", "model.safetensors"),
+        site.store_blob(b"o", "optimizer.pt"),
+        site.store_blob(b"{}", "manifest.json"),
+    )
+    return protocol.BaseWeights(
+        name="run-7", run=site.store_blob(b"{}", "run.json"), checkpoint=protocol.Checkpoint(step=40, files=files)
+    )
+
+
+def test_base_weights_come_without_optimizer_state(
+    site: NodeApiServer, small_base: protocol.BaseWeights, agent: InProcessAgent
+) -> None:
+    agent.start()
+    spec = build_training_job(site)
+    held = run_job(site, spec.model_copy(update={"order": spec.order.model_copy(update={"base": small_base})}))
+    config = read_json_blob(site, held.end.files[0])["config"]
+    assert config["from"].endswith("/base/run-7/checkpoints/step-00000040")
+    fetched = [request.rpartition("/")[2] for request in site.requests if request.startswith("GET")]
+    assert small_base.run.sha256 in fetched
+    names = {file.path for file in small_base.checkpoint.files if file.sha256 in fetched}
+    assert names == {"model.safetensors", "manifest.json"}
+    held = run_job(site, build_training_job(site, **{"from": "/etc"}))
+    assert "from" not in read_json_blob(site, held.end.files[0])["config"], "an entry cannot choose them"
+
+
+def test_replay_starts_from_the_same_base_weights(
+    site: NodeApiServer, small_base: protocol.BaseWeights, agent: InProcessAgent
+) -> None:
+    agent.start()
+    files = (site.store_blob(b"weights 10 " * 100, "model.safetensors"), site.store_blob(b"{}", "state.json"))
+    claimed = protocol.Checkpoint(step=10, files=files)
+    order = protocol.ReplayOrder(dataset=build_dataset_pin(), config={"steps": 20}, base=small_base, claimed=claimed)
+    finish = run_job(site, build_job(site, order)).end
+    assert finish.outcome == "done", finish.reason
+    assert finish.result["exact"]
+    assert any(small_base.run.sha256 in request for request in site.requests)

@@ -250,13 +250,6 @@ def test_full_layers_take_the_path_that_was_faster(slow: str, chosen: str, monke
     assert describe_kernels(torch.device("cuda")).endswith(f"FA3, full layers by {chosen}")
 
 
-@pytest.mark.parametrize("is_compiled", [False, True])
-def test_attention_notes_the_heads_that_a_run_has(monkeypatch: pytest.MonkeyPatch, is_compiled: bool) -> None:
-    monkeypatch.setattr(attention_module, "head_sizes", set())
-    (torch.compile(attention, fullgraph=True, backend="eager") if is_compiled else attention)(*inputs(24))
-    assert attention_module.head_sizes == (set() if is_compiled else {inputs(24)[0].size(3)})
-
-
 @pytest.mark.parametrize(
     ("defects", "chosen", "refused"),
     [

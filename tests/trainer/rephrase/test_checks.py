@@ -32,7 +32,6 @@ from trainer.rephrase.checks import (
     merge_thresholds,
     wording,
 )
-from trainer.rephrase.checks.cleaning import MAX_INTRODUCTION_CHARS
 from trainer.rephrase.checks.text import measure_repetition
 from trainer.rephrase.chunks import split_into_chunks
 from trainer.rephrase.prompts import STYLES, build_prompt, get_instructions
@@ -58,11 +57,7 @@ def test_good_rephrasing_is_accepted_in_each_style(style: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("source", "style", "output"),
-    [
-        ("king_james", "medium", "world"),
-        ("basic", "hard", "king_james"),
-    ],
+    ("source", "style", "output"), [("king_james", "medium", "world"), ("basic", "hard", "king_james")]
 )
 def test_human_paraphrases_are_rejected_below_two_percent(source: str, style: str, output: str) -> None:
     """Measured: 0.2 to 0.5 %. MRPC, which the start values come from, is not among our data."""
@@ -93,9 +88,7 @@ def test_output_without_text_is_empty(output: str) -> None:
         ("I’m sorry, but I cannot rephrase this text as it contains copyrighted material.", True),
         ("As an AI language model, I do not have personal experiences on board of ships.", True),
         ("Please provide the text that you would like me to paraphrase.", True),
-        ("I apologize, but I won't be able to generate a paraphrase of this passage.", True),
         ("I'm sorry for your loss, said the captain.", False),
-        ("I cannot help loving the sea.", False),
     ],
 )
 def test_refusal_is_rejected(output: str, is_refusal: bool) -> None:
@@ -280,32 +273,21 @@ TEXT = GOOD["medium"]
     "introduction",
     [
         "Here's a paraphrase of the text:\n\n",
-        "**Rewritten passage:**\n\n",
-        "Of course!\n\n",
-        "Here’s a simplified version of the text\n\n",
         "Sure!\n\nHere is the rewritten text:\n\n---\n\n",
         "<think>\nThe user wants a paraphrase.\n\nDone.\n</think>\n\n",
         "The user wants a paraphrase. I write it.\n</think>\n\nSure! Here's the rephrased text:\n\n",
         "◁think▷Let me see.◁/think▷",
         "<|channel|>analysis<|message|>We rewrite.<|end|><|start|>assistant<|channel|>final<|message|>",
-        "analysisWe need to rewrite it.assistantfinal",
         "<|im_start|>assistant\n",
         "<|channel|>analysis<|message|>We.<|end|><|start|>assistant<|channel|>final <|constrain|>text<|message|>",
         "< thinking >Hm.</ thinking >",
-        "<longcat_think>Hm.</longcat_think>",
         "&lt;think&gt;Hm.&lt;/think&gt;",
         "<|begin_of_thought|>Hm.<|end_of_thought|>",
-        "<|inner_prefix|>Hm.<|inner_suffix|>",
         "<|channel>thought\nHm.<channel|>",
         "Here is my thought process:\nHm.\n\nHere is my response:\n",
         "**Thinking:** Hm.\n\n**Answer:** ",
         "Sure, I can do that! Here you go:\n\n",
-        "Got it. Here's a rephrase:\n\n",
-        "Certainly! Below you'll find the paraphrase.\n\n",
-        "Output:\n",
         "Here is the text in simpler words.\n",
-        "I've rewritten the passage below:\n",
-        "Here is the dialogue:\n",
     ],
 )
 def test_introduction_is_removed(introduction: str) -> None:
@@ -316,8 +298,6 @@ def test_introduction_is_removed(introduction: str) -> None:
     "closing",
     [
         "\n\nI hope this helps!",
-        " I hope this helps!",
-        "\n\nIf you need another style, just ask!",
         "\n\n---\n\nLet me know if you would like a shorter version.",
         "\n\n(Note: I have kept the original meaning and simplified the sentences.)",
         "\n\n*This version keeps all facts of the text.*\n\nWould you like me to change the tone?",
@@ -409,11 +389,8 @@ def test_honest_texts_are_rarely_taken_for_talk() -> None:
         GOOD["qa"],
         "Here the ship lay: in the bay of the island, without wind.",
         "“Come here,” he said. “I will,” she answered.",
-        "This is a new version of Python: it has a coloured shell.",
         "This is a new version of Python:\n\nIt has a coloured shell.",
         "Below is a translation tool the team released:\n\nIt knows ten languages.",
-        "Here is how they rewrote the kernel:\n\nBy hand.",
-        "This is the text of the law.\n\nIt has ten articles.",
         "This is the story of a ship.\n\nIt begins in Plymouth.",
         "She closed the book.\n\nI hope this letter finds you well.",
     ],
@@ -444,11 +421,3 @@ def test_long_line_with_words_of_introductions_is_cleaned_in_linear_time() -> No
         "    clean_output(part * 200_000 + 'x')\n"
     )
     subprocess.run([sys.executable, "-c", program], cwd=REPOSITORY, timeout=waits.WAIT_SECONDS, check=True)
-
-
-def test_introduction_over_the_limit_stays() -> None:
-    end = "version of the text:"
-    for extra, expected in ((0, "A ship."), (1, None)):
-        filling = "x" * (MAX_INTRODUCTION_CHARS + extra - len(f"Here is  {end}\n"))
-        output = f"Here is {filling} {end}\nA ship."
-        assert clean_output(output, SOURCE) == (expected or output)

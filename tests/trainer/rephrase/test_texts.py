@@ -80,27 +80,6 @@ def test_published_versions_of_prompts_are_unchanged() -> None:
         assert prompt.endswith("\n\nTwo words.")
 
 
-def test_unknown_version_or_style_raises_error() -> None:
-    with pytest.raises(ValueError, match=r"no version 99 .* too old"):
-        build_prompt("easy", "text", 99)
-    with pytest.raises(
-        ValueError, match="no style 'poem'; there are easy, medium, hard, qa, faq, math, table, tutorial"
-    ):
-        build_prompt("poem", "text")
-
-
-LANGUAGES = {
-    "en": "The ship left the harbour in the morning, and nobody knew when it would come back.",
-    "de": "Das Schiff verließ am Morgen den Hafen, und niemand wusste, wann es zurückkommen würde.",
-    "zh": "那艘船早上离开了港口，没有人知道它什么时候会回来，大家都在岸边等着它，等了很久很久也没有看到它的影子。",
-}
-
-
-@pytest.mark.parametrize("language", LANGUAGES)
-def test_single_sentence_identifies_language(language: str) -> None:
-    assert identify_language(LANGUAGES[language]) == language
-
-
 def test_old_english_is_english_and_few_letters_are_unknown() -> None:
     assert {identify_language(text) for text in texts(100)} == {"en"}
     assert {identify_language(text) for text in ("", "Yes.", "1,024 + 2,048 = 3,072", "???")} == {UNKNOWN}

@@ -230,10 +230,7 @@ EXCEEDING = {
         """,
     ),
     "memory": ("memory", "held = [bytearray(b'x' * 10_000_000) for _ in range(45)]; time.sleep(60)"),
-    "memfd files": (
-        "memory",
-        "for _ in range(45): os.write(os.memfd_create('x'), bytes(10_000_000))\ntime.sleep(60)",
-    ),
+    "memfd files": ("memory", "for _ in range(45): os.write(os.memfd_create('x'), bytes(10_000_000))\ntime.sleep(60)"),
 }
 LIMIT_ERRORS = {
     "disk": "It used more than 20.0 MB of disk.",
@@ -263,12 +260,6 @@ def test_memory_limit_counts_shared_pages_once(run: Callable[..., EndedProcess])
         time.sleep(1.2)
     """)
     assert (ended.code, ended.limit_error) == (0, None)
-
-
-def test_wall_time_limit_exceeded_kills(run: Callable[..., EndedProcess]) -> None:
-    ended = run("import time; time.sleep(60)", ResourceLimits(1, 400_000_000, 20_000_000, 8))
-    assert ended.limit_error == "It ran longer than 1 seconds."
-    assert 1 <= ended.seconds < 60
 
 
 FAMILY = """
@@ -444,3 +435,9 @@ def test_kernel_settings_cannot_be_opened_for_writing(run: Callable[..., EndedPr
     """)
     nothing = "0" * 16
     assert ended.output.splitlines() == ["True", str([nothing, nothing, nothing])]
+
+
+def test_wall_time_limit_exceeded_kills(run: Callable[..., EndedProcess]) -> None:
+    ended = run("import time; time.sleep(60)", ResourceLimits(1, 400_000_000, 20_000_000, 8))
+    assert ended.limit_error == "It ran longer than 1 seconds."
+    assert 1 <= ended.seconds < 60

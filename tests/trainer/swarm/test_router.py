@@ -50,23 +50,6 @@ def test_banned_peers_are_not_picked(speeds: list[float], bans: list[tuple[int, 
         assert caught.value.until == min(until.values())
 
 
-def test_throughput_without_observations_is_the_others_median() -> None:
-    router = Router()
-    router.add("peer 0")
-    router.add("new")
-    router.observe("peer 0", 6.0, 2.0)
-    assert router.get_throughput("peer 0") == router.get_throughput("new") == 3.0
-
-
-def test_new_and_unbanned_peers_are_not_flooded() -> None:
-    router = build_router([1.0, 1.0])
-    router.ban("peer 1", 0.0, 30.0)
-    assert {router.pick(1.0, 0.0) for _ in range(100)} == {"peer 0"}
-    router.add("late", 1.0)
-    counts = Counter(router.pick(1.0, 31.0) for _ in range(30))
-    assert all(counts[peer] in (9, 10, 11) for peer in ("peer 0", "peer 1", "late"))
-
-
 @settings(deadline=None, max_examples=50)
 @given(st.integers(2, 6), st.integers(1, 30), st.floats(1, 1e5))
 def test_work_before_the_first_observation_starves_no_peer(peers: int, at_first: int, speed: float) -> None:

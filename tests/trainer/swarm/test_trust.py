@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from tests.support.in_process_swarm import read_sanctions, train_in_process
 from tests.support.swarm_chain import build_tiny_config
+from tests.support.waits import WAIT_SECONDS
 from trainer.data.dataset import Dataset
 from trainer.swarm import messages, trust
 from trainer.swarm.comparison import compute_max_difference, has_equal_hashes, has_exact_cover
+from trainer.swarm.coordinator import Coordinator, CoordinatorOptions
 from trainer.swarm.data import Batches
+from trainer.swarm.fault_injection import FaultInjector
 from trainer.swarm.frames import CallRefusedError, RpcFrame
 from trainer.swarm.journal import Journal, get_losses, read_journal
 from trainer.swarm.membership import Membership, SwarmMember
@@ -36,6 +40,57 @@ pytest.importorskip("hivemind", reason="the extra `swarm` is not installed")
 LONG = "SWARM_STEPS" in os.environ
 STEPS = 24 if LONG else 8
 A, B, C, D, E = NAMES = tuple("Qm" + letter * 44 for letter in "abcde")
+
+
+# --- a swarm in this process, over real connections, for the coordinator's own exceptions -----------------------------
+
+
+def train_in_process(
+    batches: Batches,
+    folder: Path,
+    requested_stages: Sequence[int],
+    worker_types: Mapping[int, type[Worker]] = MappingProxyType({}),
+    evaluation_interval: int = 0,
+) -> None:
+    """Train with one worker for each requested stage, named "0", "1", ... The run's folder is `folder / "run"`.
+
+    `worker_types`: the classes of workers that are not `Worker`, by number.
+    """
+    options = CoordinatorOptions(WAIT_SECONDS, peers=len(requested_stages), evaluation_interval=evaluation_interval)
+    training = train(batches, folder, requested_stages, options, worker_types)
+    asyncio.run(asyncio.wait_for(training, WAIT_SECONDS))
+
+
+def read_sanctions(folder: Path) -> list[tuple[str, str]]:
+    """Return the labels of the workers of `train_in_process` that got a first strike or left, and why."""
+    lines = read_journal(folder / "run")
+    labels = {line["peer"]: line["label"] for line in lines if line["kind"] == "join"}
+    return [(labels[line["peer"]], line["why"]) for line in lines if line["kind"] in ("first_strike", "leave")]
+
+
+async def train(
+    batches: Batches,
+    folder: Path,
+    requested_stages: Sequence[int],
+    options: CoordinatorOptions,
+    worker_types: Mapping[int, type[Worker]],
+) -> None:
+    home, *others = transports = [Transport(folder / name) for name in ("run", *map(str, range(len(requested_stages))))]
+    coordinator = Coordinator(home.folder, batches, home, options)
+    workers: list[asyncio.Task[None]] = []
+    try:
+        await asyncio.gather(*(transport.start() for transport in transports))
+        for number, (transport, stage) in enumerate(zip(others, requested_stages, strict=True)):
+            hello = messages.Hello(label=transport.folder.name, preferred_stage=stage)
+            worker = worker_types.get(number, Worker)(transport, home.addresses, hello, FaultInjector(), "cpu")
+            workers.append(asyncio.create_task(worker.serve()))
+        await coordinator.train()
+    finally:
+        coordinator.journal.close()
+        for task in workers:
+            task.cancel()
+        await asyncio.gather(*workers, return_exceptions=True)
+        await asyncio.gather(*(transport.close() for transport in transports))
 
 
 GRADIENT_LIES: dict[str, Callable[[Tensor], Tensor]] = {
@@ -76,12 +131,7 @@ def build_liar(lie: str) -> type[Worker]:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("lies", "audit"),
-    [
-        (["hidden", "nan"], 0.0),
-        (["huge sum", "shape"], 0.0),
-        (["zero sum", "huge"], 1.0),
-        (["turned"], 0.0),
-    ],
+    [(["hidden", "nan"], 0.0), (["huge sum", "shape"], 0.0), (["zero sum", "huge"], 1.0), (["turned"], 0.0)],
 )
 def test_liars_change_no_loss_and_no_other_peer_is_banned(
     dataset_folder: Path, tmp_path: Path, lies: list[str], audit: float

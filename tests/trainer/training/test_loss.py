@@ -92,15 +92,6 @@ def test_scale_of_loss_is_not_rounded_to_features_of_16_bits() -> None:
     assert (scaled * 150 / whole).mean().item() == pytest.approx(1, abs=5e-4)
 
 
-def test_frozen_head_gets_no_gradient(text: tuple[Tensor, Tensor]) -> None:
-    model = Tied()
-    model.embedding.requires_grad_(False)
-    Objective(model)(*text).backward()
-    found = gradients(model)
-    assert found["embedding.weight"] is None
-    assert found["middle.weight"] is not None
-
-
 class LargestTensor(TorchDispatchMode):
     """Records the size of the largest tensor that an operator returns."""
 

@@ -102,14 +102,3 @@ def test_precision_on_cpu_is_bf16_only_if_much_faster(
     times = iter([fp32, bf16] * precision.REPEATS)
     monkeypatch.setattr(precision, "measure_seconds", lambda work: next(times))
     assert precision.choose_precision(CPU, 1) == chosen
-
-
-@pytest.mark.parametrize(("supported", "chosen"), [(True, "bf16"), (False, "fp32")])
-def test_precision_on_cuda_is_bf16_where_supported_untimed(
-    supported: bool, chosen: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(
-        torch.cuda, "is_bf16_supported", lambda including_emulation=True: supported or including_emulation
-    )
-    monkeypatch.setattr(precision, "measure_seconds", lambda work: pytest.fail("a GPU is not timed"))
-    assert precision.choose_precision(torch.device("cuda"), 1) == chosen

@@ -1,11 +1,9 @@
-"""A complete training run: its folder, its metrics, and what does not change its numbers."""
+"""A complete training run: its folder, its metrics, its milestones, and what does not change its numbers."""
 
 from __future__ import annotations
 
-import io
 import json
 import math
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,20 +12,21 @@ from typing import Any
 
 import pytest
 import torch
-from rich.console import Console
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.support.metrics_lines import lines, numbers
 from tests.support.tiny import TINY
-from trainer.checkpoint.files import list_checkpoints
-from trainer.checkpoint.store import find_latest_checkpoint, find_version
-from trainer.config.parsing import parse_config
+from trainer.checkpoint.base_weights import find_base_checkpoint
+from trainer.checkpoint.files import list_checkpoints, load_weights
+from trainer.checkpoint.store import find_latest_checkpoint, get_checkpoint_path, load_model, verify_checkpoint
 from trainer.data.dataset import Dataset
 from trainer.models.gpt import Config, recipe
-from trainer.ops import attention
+from trainer.protocol import Checkpoint
+from trainer.scoring.run_folder import RunFolder
 from trainer.train import main
 from trainer.training import loop
-from trainer.training.checkpointing import log_run_summary
-from trainer.training.run import Run
+from trainer.training.loop import find_passed_milestone
 
 Train = Callable[..., int]
 
@@ -44,20 +43,6 @@ def test_run_json_describes_run(tiny_run: Path, dataset_folder: Path) -> None:
     assert [group["name"] for group in run["recipe"]["groups"]] == names
     assert run["config"]["resolved"]["batch"] == 4
     assert (tiny_run / "tokenizer.json").read_bytes() == (dataset_folder / "tokenizer.json").read_bytes()
-
-
-def test_version_of_a_package_without_metadata_is_null() -> None:
-    assert find_version("package-without-metadata") is None
-
-
-def test_run_on_a_gpu_prints_its_attention_kernels(
-    dataset_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = loop.build_run(parse_config(["--dataset", str(dataset_folder), "--out", str(tmp_path), *TINY]), Console())
-    monkeypatch.setattr(attention, "_refused_flash", {"FA4": "no windows"})
-    run.fabric = SimpleNamespace(device=torch.device("cuda"))  # type: ignore[assignment]
-    log_run_summary(run, {}, Console(file=(printed := io.StringIO())))
-    assert "with FA2; FA4 is installed and not used: no windows" in printed.getvalue()
 
 
 def test_training_reduces_dev_loss(tiny_run: Path) -> None:
@@ -163,18 +148,56 @@ def test_folder_of_other_run_is_rejected(
     assert (tiny_run / "run.json").read_bytes() == before
 
 
-@pytest.mark.parametrize(("speed", "expected"), [(5.0, 0.5), (20.0, None)])
-def test_mfu_above_the_peak_is_unknown(speed: float, expected: float | None) -> None:
-    run: Any = SimpleNamespace(
-        peak_flops=100.0, flops_per_token=10.0, window_flops_per_token=10.0, resolved=SimpleNamespace(devices=1)
-    )
-    assert Run.compute_mfu(run, speed) == {"mfu": expected, "mfu_windowed": expected}
+# --- milestones: weights in bf16 at every so many percent of the budget -----------------------------------------------
 
 
-def test_run_without_fabric_prints_one_line(
-    dataset_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setitem(sys.modules, "lightning_fabric", None)
-    assert main(["--dataset", str(dataset_folder), "--out", str(tmp_path / "run"), "--budget", "2steps", *TINY]) == 2
-    message = "training needs the package lightning_fabric: pip install 'dailytrain[training]'"
-    assert capsys.readouterr().err.splitlines() == [f"dailytrain train: {message}"]
+FLAGS = ("--budget", "30steps", "--checkpoint-every", "10steps", "--milestones", "20")
+
+
+@pytest.fixture(scope="module")
+def run(dataset_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with milestones. For reading only."""
+    out = tmp_path_factory.mktemp("milestones") / "run"
+    assert main(["--dataset", str(dataset_folder), "--out", str(out), *TINY, *FLAGS]) == 0
+    return out
+
+
+def read_milestones(run: Path) -> dict[int, dict[str, torch.Tensor]]:
+    """Return the weights by percent."""
+    found = {}
+    for folder in sorted((run / "milestones").iterdir()):
+        manifest = Checkpoint.model_validate_json((folder / "manifest.json").read_bytes())
+        assert manifest.step == 30 * manifest.milestone // 100
+        assert {file.path for file in manifest.files} == {"model.safetensors", "state.json"}
+        found[manifest.milestone] = load_weights(folder)
+    return found
+
+
+def test_run_keeps_bf16_weights_and_its_own_are_unchanged(run: Path, tiny_run: Path) -> None:
+    kept = read_milestones(run)
+    assert list(kept) == [20, 40, 60, 80]
+    assert {tensor.dtype for tensor in kept[80].values()} == {torch.bfloat16}
+    ours, whole = (load_weights(get_checkpoint_path(out, 30)) for out in (run, tiny_run))
+    assert all(torch.equal(ours[name], tensor) for name, tensor in whole.items())
+
+
+def test_milestone_is_loaded_scored_and_started_from(run: Path, train: Train, tmp_path: Path) -> None:
+    folder = run / "milestones" / "step-00000018"
+    assert verify_checkpoint(folder)["step"] == 18
+    assert {tensor.dtype for tensor in load_model(run, folder).state_dict().values()} == {torch.float32}
+    opened = RunFolder.open(run, folder)
+    assert (opened.step, opened.checkpoint_floats) == (18, RunFolder.open(run).checkpoint_floats)
+    assert find_base_checkpoint(folder).step == 18
+    assert train(tmp_path / "next", "--from", folder, "--budget", "2steps") == 0
+    assert json.loads((tmp_path / "next" / "run.json").read_text())["from"]["step"] == 18
+
+
+@given(st.floats(0, 1.2), st.floats(0, 1.2), st.integers(1, 99))
+def test_passed_milestone_lies_between_the_fractions(before: float, gain: float, every: int) -> None:
+    after = min(before + gain, 1.5)
+    mark = find_passed_milestone(before, after, every)
+    if mark is None:
+        return
+    assert mark % every == 0
+    assert mark < 100
+    assert before * 100 - 1e-6 < mark <= after * 100 + 1e-6
