@@ -14,6 +14,7 @@ from tests.support.metrics_lines import dev_losses
 from trainer.checkpoint import surgery
 from trainer.errors import UserError
 from trainer.models import rwkv5
+from trainer.train import main
 
 
 def test_conversion_to_next_version_is_exact() -> None:

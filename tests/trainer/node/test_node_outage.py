@@ -14,6 +14,7 @@ from tests.support.agent_process import (
     wait_until,
     wait_until_finished,
 )
+from tests.support.full_disk import full_disk
 from tests.support.in_process_agent import InProcessAgent
 from tests.support.node_api_server import LeaseRecord, NodeApiServer
 from trainer import protocol

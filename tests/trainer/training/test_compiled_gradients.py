@@ -19,12 +19,13 @@ from torch import Tensor, fx
 from torch._dynamo.backends.debugging import aot_eager
 from torch._functorch.aot_autograd import aot_module_simplified, make_boxed_func
 
-from tests.support.traced_models import build_pair, compute_gradients, sample_rows, trace
+from tests.support.traced_models import build_pair, compute_gradients, compute_loss, sample_rows, trace
 from trainer.config.parsing import parse_config
 from trainer.config.train_config import resolve_config
 from trainer.distributed.devices import build_fabric
 from trainer.errors import ExitCode
-from trainer.graph.model import build_model
+from trainer.graph.blocks import count_calls, split_blocks
+from trainer.graph.model import GraphModel, build_model
 from trainer.graph.tables import look_up
 from trainer.models import ARCHITECTURES
 from trainer.ops import balance, elementwise, recurrence
@@ -205,6 +206,19 @@ def test_run_with_right_gradients_passes_the_check_and_keeps_its_weights(
     assert [name for name, norm in norms.items() if not norm] == []
     torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
     assert torch.equal(torch.get_rng_state(), state)
+
+
+def compile_blocks(model: GraphModel) -> list[int]:
+    """Compile the blocks of training by a backend that counts; return the list that it appends to."""
+    compiled: list[int] = []
+
+    def count(module: fx.GraphModule, _: Any) -> Callable[..., Any]:
+        compiled.append(len(module.graph.nodes))
+        return module.forward
+
+    for block in split_blocks(model.training_passes.features.module):
+        block.compile(dynamic=False, fullgraph=True, backend=count)
+    return compiled
 
 
 @pytest.mark.slow
