@@ -21,7 +21,7 @@ from scheduler import leases, uploads
 from scheduler.job_kinds import get_job_kind
 from scheduler.models import Checkpoint, Node
 from tests.leaderboard.conftest import build_train_row, create_checkpoint, finish_run, publish_release
-from tests.leaderboard.publishing.test_release_finetunes import claim_training
+from tests.leaderboard.publishing.test_releases import claim_training
 from tests.support.node_jobs import lease_job, requeue_job
 from trainer import protocol
 

@@ -1,8 +1,9 @@
-"""Run requests: authentication, validation, rate limits."""
+"""Run requests and the tokens they need: authentication, validation, rate limits."""
 
 from __future__ import annotations
 
 import functools
+import re
 from typing import Any
 
 import pytest
@@ -177,3 +178,27 @@ def test_invalid_run_request_is_422_with_a_message(
     assert response.status_code == 422
     assert sentence in response.json()["detail"]
     assert not Run.objects.exists()
+
+
+# --- the page of tokens ----------------------------------------------------------------------------------------------
+
+PAGE = "/accounts/tokens/"
+
+
+def test_token_is_shown_once_stored_hashed_and_authenticates(client: Client, carol: User) -> None:
+    client.force_login(carol)
+    created = client.post(PAGE, {"name": "my desk"}).content.decode()
+    secret = re.findall(r'aria-label="New token">(dt_[\w-]+)<', created)[0]
+    token = ApiToken.objects.get(owner=carol)
+    body = {"repository": "https://h.example/r", "sha": "0" * 40, "architecture": "gpt", "title": "T", "track": "none"}
+    assert (token.token_hash, token.scope) == (ApiToken.hash_of(secret), "runs:create")
+    page = client.get(PAGE)
+    assert secret not in page.content.decode()
+    assert "no-store" in page["Cache-Control"]
+    assert "my desk" in page.content.decode()
+    assert request_run(client, secret, body).status_code == 422, "the token is valid, but the track does not exist"
+    token.refresh_from_db()
+    assert token.last_used_at
+    assert client.post(f"{PAGE}{token.pk}/revoke/").status_code == 302
+    assert request_run(client, secret, body).status_code == 401
+    assert "my desk" not in client.get(PAGE).content.decode()
