@@ -9,9 +9,7 @@ from typing import Any
 import pytest
 from django.db import connection, connections
 
-from scheduler.campaigns import sessions
 from scheduler.campaigns.models import Assignment, Campaign, Contribution, Packet, Rephrasing
-from scheduler.models import Job
 from tests.support.pool import ClaimedJob, read_error_detail
 from tests.support.volunteers import (
     VolunteerAgent,
@@ -106,15 +104,6 @@ def test_output_with_prompt_too_long_does_not_count_as_rejected(campaign: Campai
     [verdict] = ada.submit(result.model_copy(update={"outputs": outputs}))
     assert {output.reasons for output in verdict.outputs} == {("prompt_too_long",)}
     assert Contribution.objects.get().rejection_rate == 0
-
-
-def test_sessions_without_waiting_packets_are_not_queued(campaign: Campaign) -> None:
-    ada = start_volunteer("ada")
-    ada.take(100)
-    Job.objects.filter(rephrase_session__campaign=campaign, state="queued").delete()
-    assert sessions.queue_sessions() == 0, "ada holds all packets"
-    ada.claimed_job.finish("released")
-    assert sessions.queue_sessions() > 0
 
 
 def test_four_concurrent_volunteers_write_each_packet_once(
