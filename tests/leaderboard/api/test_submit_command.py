@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
-from django.test import Client
 
 from leaderboard.integrations.github.front_matter import parse_front_matter
 from leaderboard.models import ApiToken, Entry, Run, Track
 from tests.leaderboard.conftest import Repository
-from tests.support.paths import REPOSITORY
 from trainer.cli import site_api
 from trainer.cli.main import main as dailytrain
 
@@ -79,14 +76,3 @@ def test_submit_to_server_requests_run_and_explains_errors(
     assert "no architecture 'nothing'" in capsys.readouterr().err
     assert dailytrain([*flags, "--architecture", "smear", "--token", "wrong"]) == 2
     assert "the site refuses it (401)" in capsys.readouterr().err
-
-
-def test_documented_read_examples_return_200(run: Run, client: Client) -> None:
-    text = (REPOSITORY / "docs/how-to/api-examples.md").read_text()
-    addresses = re.findall(r"\$SITE(/[^`\s\"]+)", text)
-    assert len(addresses) == 7
-    for address in addresses[1:]:  # the first one creates an entry
-        path = re.sub(r"/9\b", f"/{run.pk}", address).replace("=9,12", f"={run.pk}")
-        path = path.replace("entries/7", f"entries/{run.entry_id}").replace("small", run.track.slug)
-        assert client.get(path).status_code == 200, path
-    assert {"state", "cause", "reason"} <= client.get(f"/api/v1/runs/{run.pk}").json().keys()

@@ -7,13 +7,12 @@ from functools import partial
 from typing import Any
 
 import pytest
-from django.core.exceptions import ValidationError
 from django.db import IntegrityError
 from django.test import Client
 from django.utils import timezone
 
 from leaderboard import initial_weights, run_jobs, runs, tasks
-from leaderboard.job_handlers import replays, score
+from leaderboard.job_handlers import score
 from leaderboard.models import Entry, Publication, Run, Track
 from leaderboard.publishing import release_finetunes, releases
 from leaderboard.run_states import RunError
@@ -98,20 +97,6 @@ def test_milestones_are_deleted_two_days_after_an_unranked_run(
     assert releases.delete_old_milestones(end + timedelta(days=1)) == 0
     assert releases.delete_old_milestones(end + timedelta(days=3)) == (0 if is_kept else 1)
     assert list_publications(long_run) == ([("10-percent", 100)] if is_kept else []) + [("20-percent", 200)]
-
-
-def test_milestone_is_a_start_for_other_runs_but_not_for_resuming(long_run: Run) -> None:
-    create_checkpoint(long_run.job, 50)  # type: ignore[arg-type]
-    send_milestone(long_run, 10, 100)
-    assert initial_weights.list_steps(long_run) == [100, 50]
-    start = initial_weights.get_checkpoint_at(long_run, 100)
-    assert start.from_milestone
-    assert initial_weights.get_checkpoint_at(long_run, 100) == start
-    assert long_run.explain_start_refusal(start) == ""
-    newest = long_run.job.checkpoints.uploaded().last()
-    assert newest.step == 50
-    create_checkpoint(long_run.job, 100)  # the run sends its own checkpoint of that step later
-    assert len(replays.list_stretches(long_run)) == 2
 
 
 def test_finished_run_is_the_last_release(run: Run, node: Node) -> None:
@@ -214,30 +199,3 @@ def test_concurrent_workers_start_one_finetune_per_release(followed_run: Run, fo
     assert finetune.state == Run.State.QUEUED
     with pytest.raises(IntegrityError):
         Run.objects.create(**{**Run.objects.filter(pk=finetune.pk).values().get(), "id": None, "job_id": None})
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"nightly": True}, "no ladder, trial, nightly or monthly run"),
-        ({"is_traced": True}, "is not traced"),
-        ({"ladder": {"rungs": [0.5, 1], "seeds": 1}}, "no ladder"),
-    ],
-)
-def test_follower_track_with_other_run_kinds_is_refused(
-    follower_track: Track, fields: dict[str, Any], message: str
-) -> None:
-    for name, value in fields.items():
-        setattr(follower_track, name, value)
-    with pytest.raises(ValidationError, match=message):
-        follower_track.clean()
-
-
-def test_following_track_without_releases_is_refused(followed_run: Run, follower_track: Track) -> None:
-    other_track = Track.objects.get(pk=follower_track.pk)
-    other_track.pk, other_track.slug, other_track.followed_track = None, "other", follower_track
-    with pytest.raises(ValidationError, match="fine-tunes releases itself"):
-        other_track.clean()
-    Track.objects.filter(pk=followed_run.track_id).update(releases=0)
-    with pytest.raises(ValidationError, match="has no releases"):
-        Track.objects.get(pk=follower_track.pk).clean()

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 from django.contrib.auth.models import User
 
-from leaderboard.models import Entry, Season, Track
-from leaderboard.runs import queue_waiting
+from leaderboard.models import Entry, Track
 from leaderboard.submissions import intake
 from leaderboard.submissions.intake import IntakeError
 from scheduler import storage
@@ -126,16 +125,6 @@ def test_entry_config_with_track_settings_is_refused(
         intake.submit_entry(str(main_repository.path), "main", "x", "gpt", track, config=config)
 
 
-def test_approved_entry_gets_run_and_job(proposed_entry: Entry, maintainer: User) -> None:
-    (run,) = intake.approve_entry(proposed_entry, proposed_entry.sha, maintainer)
-    assert (run.state, run.purpose, run.budget) == ("queued", "entry", "20steps")
-    assert (run.job.kind, run.job.state, run.job.entry_id) == ("train", "queued", proposed_entry.bundle_id)
-    assert run.job.needs_sandbox
-    assert run.job.limits["wall_seconds"] == 620
-    assert (proposed_entry.state, proposed_entry.approved_by) == ("approved", maintainer)
-    assert [event.actor for event in Event.objects.about(run)] == ["mara", "mara"]
-
-
 def test_approval_of_other_commit_is_refused(proposed_entry: Entry, maintainer: User) -> None:
     with pytest.raises(IntakeError, match="You reviewed 00000000"):
         intake.approve_entry(proposed_entry, "0" * 40, maintainer)
@@ -170,16 +159,3 @@ def test_approved_entry_can_be_withdrawn_but_not_rejected(proposed_entry: Entry,
     run.refresh_from_db()
     assert (proposed_entry.state, run.state) == ("withdrawn", "cancelled")
     assert run.job.state == Job.State.CANCELLED
-
-
-def test_approved_run_waits_until_dataset_is_prepared(proposed_entry: Entry, maintainer: User) -> None:
-    Season.objects.update(dataset_hash="")
-    proposed_entry.track.season.refresh_from_db()
-    (run,) = intake.approve_entry(proposed_entry, proposed_entry.sha, maintainer)
-    run.refresh_from_db()
-    assert (run.state, run.job) == ("waiting", None)
-    assert "dataset is prepared" in run.reason
-    Season.objects.update(dataset_hash="d" * 64)
-    assert queue_waiting(Season.objects.get()) == 1
-    run.refresh_from_db()
-    assert run.state == "queued"
