@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from io import StringIO
 
-import numpy as np
 import pytest
 from django.contrib.auth.models import User
 from django.core.exceptions import ValidationError
@@ -21,7 +19,7 @@ from scheduler import leases, uploads
 from scheduler.job_kinds import get_job_kind
 from scheduler.models import Checkpoint, Node
 from tests.leaderboard.conftest import build_train_row, create_checkpoint, finish_run, publish_release
-from tests.leaderboard.publishing.test_release_finetunes import claim_training
+from tests.leaderboard.publishing.test_releases import claim_training
 from tests.support.node_jobs import lease_job, requeue_job
 from trainer import protocol
 
@@ -36,24 +34,6 @@ def original_run(run: Run, capable_node: Node) -> Run:
     requeue_job(lease)
     run.refresh_from_db()
     return run
-
-
-@pytest.fixture
-def rewound_run(original_run: Run) -> Run:
-    """The original run rewound to step 8, after 4 steps."""
-    run = runs.rewind_run(original_run, 8, actor="mara")
-    assert run.job
-    train_steps(run, 4)
-    return run
-
-
-def train_steps(run: Run, steps: int) -> None:
-    node = Node.objects.get(name="cellar")
-    lease_job(run.job, node)
-    get_job_kind(run.job).handle_metrics(
-        run.job, [build_train_row(step, 3 - step / 10) for step in range(1, steps + 1)]
-    )
-    run.refresh_from_db()
 
 
 def test_rewound_run_has_remaining_budget_and_start_checkpoint(original_run: Run, capable_node: Node) -> None:
@@ -104,32 +84,6 @@ def test_rewind_action_is_for_maintainers_only(original_run: Run, maintainer: Us
     assert Run.objects.get(purpose=Run.Purpose.REWIND).start_run == original_run
     response = client.post(f"{original_run.get_absolute_url()}ask/rewind/", {"step": "x"}, follow=True)
     assert "choose a step" in response.content.decode()
-
-
-def test_rewound_run_is_not_scored_for_its_entry(rewound_run: Run, capable_node: Node) -> None:
-    assert rewound_run.job
-    finish_run(rewound_run, capable_node)
-    assert rewound_run not in Run.objects.scored(rewound_run.track)
-    rewound_run.track.clean()  # the track's runs start from scratch
-
-
-def test_lineage_chart_has_old_branch_and_new_branch(rewound_run: Run, original_run: Run, client: Client) -> None:
-    page = client.get(rewound_run.get_absolute_url()).content.decode()
-    chart = page[page.index('id="curve"') : page.index('id="panels"')]
-    paths = {color: list_points(path) for color, path in re.findall(r'class="smooth is-(\w+)" d="([^"]+)"', chart)}
-    before, left, back, own = (paths[name] for name in ("before", "left", "back", "ink"))
-    branch_point = before[-1]
-    assert left[0] == branch_point == back[0]
-    assert back[-1] == left[-1]
-    # The rewound run starts at the branch point, and the axis has room for the rest of its budget.
-    percent = 100 / (8 + 4 / rewound_run.fraction)
-    assert [branch_point[0], own[0][0], left[-1][0]] == pytest.approx([step * percent for step in (8, 9, 16)], abs=0.1)
-
-
-def list_points(path: str) -> list[tuple[float, float]]:
-    """Return the points of an SVG path in percent."""
-    steps = np.array(path.removeprefix("m").split(), dtype=float).reshape(-1, 2)
-    return [(x, y) for x, y in (steps.cumsum(axis=0) / 100).tolist()]
 
 
 def test_track_can_start_from_checkpoint_of_training_run(original_run: Run) -> None:

@@ -111,17 +111,6 @@ def test_failing_message_is_retried_with_backoff(external_service: ExternalServi
     assert (message.state, message.problem) == ("pending", "RuntimeError: the moon")
 
 
-def test_rate_limited_message_is_retried_after_the_limit(external_service: ExternalService) -> None:
-    external_service.faults = [RetryLater("GitHub asks us to wait", timedelta(minutes=14))]
-    outbox.enqueue("note", "note:1")
-    outbox.process_due()
-    advance_time(13 * 60)
-    assert outbox.process_due() == 0
-    advance_time(60)
-    assert outbox.process_due() == 1
-    assert list_states() == {"note:1": "done"}
-
-
 # --- property test ---------------------------------------------------------------------------------------------------
 
 KEYS = st.sampled_from(["a", "b"])

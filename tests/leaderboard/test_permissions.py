@@ -47,18 +47,6 @@ def test_approval_by_other_users_is_refused(proposed_entry: Entry) -> None:
             intake.approve_entry(set_track_kind(proposed_entry, "community"), proposed_entry.sha, user)
 
 
-def test_maintainer_role_grants_site_permissions_but_not_accounts(db: None) -> None:
-    user = User.objects.create_user("max")
-    permissions.grant_role(user, permissions.MAINTAINER, None)
-    user = User.objects.get(pk=user.pk)
-    assert user.is_staff
-    assert user.has_perms(["leaderboard.change_run", "scheduler.change_node", "auth.view_user"])
-    assert not user.has_perm("auth.change_user")
-    permissions.revoke_role(user, permissions.MAINTAINER, None)
-    user = User.objects.get(pk=user.pk)
-    assert (user.is_staff, user.has_perm("leaderboard.change_run")) == (False, False)
-
-
 def test_roles_are_granted_by_superusers_and_maintainers_only(maintainer: User, coordinator: User) -> None:
     maintainer_by_role, new_user = User.objects.create_user("max"), User.objects.create_user("new")
     assert permissions.grant_role(maintainer_by_role, permissions.MAINTAINER, maintainer)

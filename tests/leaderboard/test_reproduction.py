@@ -50,11 +50,3 @@ def test_config_file_and_commands_give_the_same_config(client: Client, run: Run,
     assert f"git checkout {scene.SHA}" in reproduction.write_commands(run)
     run.entry.config = {"model": {"depth 2 $(id) #": 1}}  # as of an entry from before such names were refused
     assert "'--model.depth 2 $(id) #' 1" in reproduction.write_commands(run)
-
-
-def test_recipe_includes_trial_config_and_start_run(db: None) -> None:
-    track = scene.create_track(trial={"part": 0.1, "config": {"model": {"depth": 2}}})
-    first = scene.create_run(scene.create_entry(track, "Smear"), budget=track.trial_budget)
-    assert reproduction.build_recipe(first)["model"] == {"depth": 2}
-    second = scene.create_run(first.entry, seed=9, start_run=first)
-    assert f"--from run-{first.pk}" in reproduction.write_commands(second)

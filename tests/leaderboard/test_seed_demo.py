@@ -9,17 +9,12 @@ from typing import Any
 import pytest
 from django.core.management import CommandError, call_command
 from django.test import Client
-from django.utils import timezone
 
 from leaderboard import demo, tasks
-from leaderboard.job_handlers.generation import list_generating_runs
-from leaderboard.models import CurvePoint, OutboxMessage, Run, Season, StandingsTable, Track
+from leaderboard.models import CurvePoint, OutboxMessage, Run, Season, Track
 from leaderboard.rankings.standings_store import load_standings
-from leaderboard.schedule.calendar import list_recent_nights
-from scheduler import storage
 from scheduler.campaigns.models import Campaign
-from scheduler.models import Blob, Job
-from tests.support.clean_environment import run_python
+from scheduler.models import Job
 
 pytestmark = pytest.mark.django_db
 
@@ -32,7 +27,7 @@ def test_seed_demo_of_empty_site_fills_each_part(client: Client, site: Any, tmp_
     call_command("seed_demo", stdout=out)
     assert "entries and" in out.getvalue()
     check_numbers(Track.objects.get())
-    check_parts(client)
+    assert Campaign.objects.get().state == Campaign.State.RUNNING
     assert "Demo data" in client.get("/").content.decode()
     tasks.fill_ladders()
     assert not Job.objects.filter(state=Job.State.QUEUED).exists()
@@ -60,40 +55,5 @@ def check_numbers(track: Track) -> None:
     table = load_standings(Track.objects.select_related("season").get(pk=track.pk))
     assert table.problem == ""
     assert table.row_count == len(demo.load_fixture()["entries"])
-    assert list_without_multiplier(table) == []
+    assert all(row.multiplier for row in table.rows.all())
     assert Run.objects.filter(trust=Run.Trust.RECORD).exists()
-
-
-def list_without_multiplier(table: StandingsTable) -> list[str]:
-    return [row.entry.architecture for row in table.rows.select_related("entry") if not row.multiplier]
-
-
-def check_parts(client: Client) -> None:
-    """Check that the demo shows each part of a site: nights, seconds, a model to prompt, a campaign."""
-    track = Track.objects.get()
-    nights = list_recent_nights(timezone.now())
-    assert len(nights) == len(demo.load_fixture()["entries"])
-    assert sum(1 for night in nights if night.run and night.run.bits_per_byte) >= len(nights) - 1
-    assert list_without_multiplier(load_standings(track, "seconds")) == []
-    model = list_generating_runs().get()
-    assert client.get(f"/try/?run={model.pk}").status_code == 200
-    weights = model.checkpoint.manifest["files"][0]
-    assert storage.read_blob(Blob.objects.get(pk=weights["sha256"])) == demo.WEIGHTS.read_bytes()
-    campaign = Campaign.objects.with_counts().get()
-    assert campaign.state == Campaign.State.RUNNING
-    assert campaign.packets.filter(state="waiting").count() >= campaign.low_mark
-    assert client.get(campaign.get_absolute_url()).status_code == 200
-
-
-SEASON = "from leaderboard.models import Season; Season.objects.create(name='One', corpus='x', tokenizer='y')"
-
-
-@pytest.mark.slow
-@pytest.mark.processes
-@pytest.mark.parametrize(
-    "commands", [[["seed_demo"]], [["shell", "-v", "0", "-c", SEASON], ["create_track", "night-h100"]]]
-)
-def test_command_of_the_tutorial_prints_no_warning_without_redis(commands: list[list[str]], tmp_path: Path) -> None:
-    run_python(tmp_path, "manage.py", "migrate")
-    for command in commands:
-        assert run_python(tmp_path, "manage.py", *command).stderr == ""

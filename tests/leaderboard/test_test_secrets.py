@@ -98,21 +98,3 @@ def test_secret_is_public_after_the_last_run_and_its_track_cannot_return(scored_
     track.season = Season.objects.get(pk=season.pk)
     with pytest.raises(ValidationError, match="its test text is public"):
         track.clean()
-
-
-@pytest.mark.parametrize(
-    ("secret", "reserved", "sentence"),
-    [
-        (SECRET, MIN_RESERVED_TOKENS, "training never gets"),
-        (SECRET, MIN_RESERVED_TOKENS - 1, "test text is open"),
-        (SECRET, None, "test text is open"),
-        ("", MIN_RESERVED_TOKENS, "which documents are scored is public"),
-    ],
-)
-def test_page_says_whether_the_test_text_is_open(
-    client: Client, scored_run: Run, secret: str, reserved: int | None, sentence: str
-) -> None:
-    Season.objects.filter(pk=scored_run.season_id).update(test_secret=secret, reserved_tokens=reserved)
-    page = " ".join(client.get(scored_run.get_absolute_url()).content.decode().split())
-    assert sentence in page
-    assert client.get("/api/v1/seasons").json()[0]["has_open_test"] is ("open" in sentence or not secret)

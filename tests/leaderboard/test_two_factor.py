@@ -54,16 +54,6 @@ def set_up_authenticator(client: Client) -> str:
     return secret[1]
 
 
-@pytest.mark.django_db(transaction=True)
-def test_admin_before_two_factor_setup_redirects_to_setup(client: Client, coordinator: User) -> None:
-    page = sign_in(client)
-    assert page.redirect_chain[-1][0].startswith("/accounts/reauthenticate/?next=")
-    assert client.get(ADMIN).headers["Location"].startswith("/accounts/two-step/app/?next=%2Fadmin")
-    set_up_authenticator(client)
-    assert client.get(ADMIN).status_code == 200
-    assert "Set up an authenticator app for sign-in." in [event.sentence for event in Event.objects.about(coordinator)]
-
-
 def test_code_of_an_app_is_accepted_once(client: Client, coordinator: User) -> None:
     with time_machine.travel(datetime(2026, 7, 1, tzinfo=UTC), tick=False) as clock:
         sign_in(client)

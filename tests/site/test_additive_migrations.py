@@ -1,4 +1,4 @@
-"""Migrations are additive: processes of the previous release work while and after they are applied."""
+"""Migrations are additive, and those of another version are refused."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from django.db import migrations, models
+from django.core.management import call_command
+from django.core.management.base import SystemCheckError
+from django.db import connection, migrations, models
 from django.db.migrations.loader import MigrationLoader
 from django.db.migrations.operations.base import Operation
 from django.db.migrations.state import ProjectState
+from django.utils import timezone
 
 APPS = ("leaderboard", "scheduler", "campaigns")
 REMOVALS = (
@@ -91,3 +94,24 @@ def test_operation_that_breaks_running_code_is_found(operation: Operation, is_ad
     migration.operations = [operation]
 
     assert bool(list(find_breaking_operations(migration, state))) is not is_additive
+
+
+TABLE = "CREATE TABLE IF NOT EXISTS django_migrations (id int, app text, name text, applied timestamp)"
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("0002_trust", r"scheduler\.0002_trust(.|\n)*from before 0\.1\.0 cannot be upgraded"),
+        ("0002_milestones", r"lacks (.|\n)*scheduler\.0001_initial, (.|\n)*with the last version that has them"),
+    ],
+)
+def test_migrate_of_database_of_another_version_says_what_to_do(name: str, message: str, settings: Any) -> None:
+    settings.MIGRATION_MODULES = {}
+    with connection.cursor() as cursor:
+        cursor.execute(TABLE)
+        row = [9999, "scheduler", name, timezone.now()]
+        cursor.execute("INSERT INTO django_migrations (id, app, name, applied) VALUES (%s, %s, %s, %s)", row)
+    with pytest.raises(SystemCheckError, match=message):
+        call_command("migrate", verbosity=0, skip_checks=False)

@@ -1,17 +1,20 @@
-"""Malformed addresses from visitors without an account: answered with 4xx, never with a server error."""
+"""Malformed and oversized requests without an account: answered with 4xx, never with a server error."""
 
 from __future__ import annotations
 
 import re
 
+import httpx
 import pytest
 from django.contrib.auth.models import User
 from django.test import Client
 from django.urls import get_resolver
+from pytest_django import Settings
 
 from leaderboard.models import Entry
 from tests.support import scene
 from tests.support.routes import list_patterns
+from tests.support.waits import WAIT_SECONDS
 
 pytestmark = [pytest.mark.processes, pytest.mark.django_db]
 
@@ -72,3 +75,23 @@ def test_number_in_address_that_no_row_has_is_refused(client: Client, role: str,
         for method in ("get", "post"):
             status = getattr(client, method)(address).status_code
             assert status < 500, f"{method} {address}: {status}"
+
+
+REGISTER = "/api/node/v1/register"
+UPLOAD = "/api/node/v1/leases/1/blobs/" + "0" * 64
+
+
+def test_bodies_are_limited_and_not_read_without_a_token(site_url: str, settings: Settings) -> None:
+    settings.DATA_UPLOAD_MAX_MEMORY_SIZE, settings.BLOB_MAX_BYTES = 10_000, 100_000
+    headers = {"Authorization": "Bearer unknown", "Content-Type": "application/json"}
+    for path in (REGISTER, "/api/v1/runs"):
+        response = httpx.post(f"{site_url}{path}", content=b"x" * 10_001, headers=headers, timeout=WAIT_SECONDS)
+        assert response.status_code in (401, 413)
+        assert response.json()["detail"]
+    pieces = iter([b"x" * 1000] * 20)  # without a Content-Length
+    assert httpx.post(f"{site_url}{REGISTER}", content=pieces, timeout=WAIT_SECONDS).status_code == 401
+    for size in (20_000, 100_001):
+        assert httpx.put(site_url + UPLOAD, content=b"x" * size, timeout=WAIT_SECONDS).status_code == 401
+    response = httpx.get(f"{site_url}/healthz", timeout=WAIT_SECONDS)
+    assert "default-src 'none'" in response.headers["Content-Security-Policy"]
+    assert response.json() == {"status": "ok"}

@@ -11,7 +11,6 @@ import subprocess
 import sys
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -25,12 +24,6 @@ UNITS = ("dailytrain-migrate", "dailytrain-web", "dailytrain-worker", "dailytrai
 NGINX = shutil.which("nginx", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
-
-
-def load_tasks() -> list[dict[str, Any]]:
-    (play,) = yaml.safe_load(PLAYBOOK.read_text())
-    tasks: list[dict[str, Any]] = play["tasks"]
-    return tasks
 
 
 def run_playbook(folder: Path, *flags: str) -> str:
@@ -123,24 +116,6 @@ def test_unit_starts_the_command_that_compose_starts(name: str) -> None:
     unit = (REPOSITORY / f"deploy/systemd/dailytrain-{name}.service").read_text()
     (command,) = re.findall(r"^ExecStart=\S+ (.+)$", unit, flags=re.MULTILINE)
     assert command.split() == services[name]["command"][1:]
-
-
-def test_play_and_image_install_the_same_packages_without_torch() -> None:
-    command = "grep -v -i -E -f "
-    image = (REPOSITORY / "Dockerfile").read_text()
-    assert f"{command}not_for_site.txt requirements.lock > site.lock" in image
-    assert "pip install --no-deps -r site.lock" in image
-    (task,) = [task for task in load_tasks() if "creates" in task.get("ansible.builtin.shell", {})]
-    script = task["ansible.builtin.shell"]["cmd"]
-    assert f"{command}docker/not_for_site.txt requirements.lock > .venv/site.lock" in script
-    assert "--no-deps -r .venv/site.lock" in script
-    grep = ["grep", "-v", "-i", "-E", "-f", "docker/not_for_site.txt", "requirements.lock"]
-    names = {
-        line.partition("==")[0].lower()
-        for line in subprocess.run(grep, cwd=REPOSITORY, capture_output=True, text=True, check=True).stdout.splitlines()
-    }
-    assert "django" in names
-    assert not names & {"torch", "lightning", "transformers"}
 
 
 def test_locked_packages_accept_the_python_of_debian_12() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import xml.etree.ElementTree as ET
 from pathlib import Path
-from urllib.robotparser import RobotFileParser
 
 import pytest
 from django.conf import settings as site_settings
@@ -21,16 +20,6 @@ LOCATION = "{http://www.sitemaps.org/schemas/sitemap/0.9}loc"
 def read_locations(client: Client, address: str) -> list[str]:
     found = ET.fromstring(client.get(address).content)  # noqa: S314 (our own page)
     return [str(node.text).removeprefix("http://testserver") for node in found.iter(LOCATION)]
-
-
-def test_robots_file_names_sitemap_and_hides_admin(client: Client) -> None:
-    response = client.get("/robots.txt")
-    assert response["Content-Type"].startswith("text/plain")
-    robots = RobotFileParser()
-    robots.parse(response.content.decode().splitlines())
-    assert robots.site_maps() == [f"{site_settings.SITE_URL}/sitemap.xml"]
-    assert not robots.can_fetch("*", "/admin/")
-    assert robots.can_fetch("*", "/runs/1/")
 
 
 def test_llms_file_names_addresses_that_answer(client: Client) -> None:

@@ -12,7 +12,6 @@ from django.template import defaultfilters, defaulttags, loader_tags
 
 from tests.support.paths import REPOSITORY
 
-MAX_LENGTH = 200
 TEMPLATES = {
     path.relative_to(REPOSITORY).as_posix(): path.read_text()
     for folder in ("templates", "*/templates")
@@ -38,16 +37,6 @@ def test_template_names_are_unique_and_no_builtins() -> None:
         assert len(found) > 3, "the libraries were not found"
         assert [name for name, count in found.items() if count > 1] == [], kind
         assert {name for library in builtins for name in getattr(library, kind)} & set(found) == set(), kind
-
-
-def test_template_lines_are_short() -> None:
-    long_lines = {
-        f"{name}:{number}": len(line)
-        for name, text in TEMPLATES.items()
-        for number, line in enumerate(text.splitlines(), 1)
-        if len(line) > MAX_LENGTH
-    }
-    assert long_lines == {}
 
 
 def test_templates_have_no_title_attributes() -> None:

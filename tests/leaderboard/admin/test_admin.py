@@ -5,7 +5,6 @@ import re
 from typing import Any
 
 import pytest
-from django.contrib.auth.models import User
 from django.core.exceptions import ValidationError
 from django.core.management import call_command
 from django.db import IntegrityError
@@ -26,21 +25,6 @@ from tests.support import boards
 from trainer import protocol
 
 pytestmark = pytest.mark.processes
-
-
-def test_entry_page_shows_commit_and_approves_that_commit(maintainer_client: Client, proposed_entry: Entry) -> None:
-    address = f"/admin/leaderboard/entry/{proposed_entry.pk}/change/"
-    page = maintainer_client.get(address).content.decode()
-    match = re.search(r'name="sha" value="([0-9a-f]{40})"', page)
-    assert match[1] == proposed_entry.sha
-    maintainer_client.post(f"/admin/leaderboard/entry/{proposed_entry.pk}/approve/", {"sha": match[1]})
-    proposed_entry.refresh_from_db()
-    assert (proposed_entry.state, proposed_entry.approved_by and proposed_entry.approved_by.username) == (
-        "approved",
-        "mara",
-    )
-    assert Run.objects.get().state == "queued"
-    assert 'name="sha"' not in maintainer_client.get(address).content.decode()
 
 
 def test_entry_page_escapes_the_diff_and_links_github(
@@ -194,16 +178,6 @@ def post_form(client: Client, track: Track, form: Any, changes: dict[str, str]) 
     assert reply.status_code == 302, reply.context["adminform"].form.errors
 
 
-def test_one_more_seed_action_queues_a_run(maintainer_client: Client, proposed_entry: Entry, maintainer: User) -> None:
-    refused = run_admin_action(maintainer_client, "run_one_more_seed", proposed_entry)
-    assert "only approved entries run" in refused
-    intake.approve_entry(proposed_entry, proposed_entry.sha, maintainer)
-    run_admin_action(maintainer_client, "run_one_more_seed", proposed_entry)
-    assert proposed_entry.runs.count() == 2
-    assert len({run.seed for run in proposed_entry.runs.all()}) == 2
-    assert "unknown how many seeds" in run_admin_action(maintainer_client, "run_needed_seeds", proposed_entry)
-
-
 def test_needed_seeds_action_queues_the_estimated_seeds(maintainer_client: Client, site: Any) -> None:
     track, entries = boards.create_board()
     level = entries["Level"]
@@ -228,11 +202,3 @@ def test_admin_index_lists_failures_next_nights_and_used_time(
     assert "would fail." in page
     assert "GPU-hours in 24 hours" in page
     assert "Solar events" not in page
-
-
-def test_signing_in_leads_staff_to_the_admin_and_others_to_their_nodes(maintainer_client: Client) -> None:
-    User.objects.create_user("mira", password="a-long-one")
-    User.objects.filter(username="mara").update(password=User.objects.get(username="mira").password)
-    for name, address in (("mira", "/sponsors/mine/"), ("mara", "/admin/")):
-        reply = Client().post("/accounts/login/", {"login": name, "password": "a-long-one"})
-        assert reply["Location"] == address

@@ -16,7 +16,7 @@ from pytest_django import DjangoAssertNumQueries
 
 from leaderboard.api.table import write_csv
 from leaderboard.job_handlers import metrics
-from leaderboard.models import Run, Score
+from leaderboard.models import Run
 from leaderboard.rankings.standings_store import recompute_standings
 from leaderboard.runs import make_run
 from scheduler.models import Node
@@ -77,19 +77,6 @@ def get_json(client: Client, path: str, etag: str = "") -> tuple[int, object, st
     return response.status_code, response.json() if response.content else None, response.headers.get("ETag", "")
 
 
-def test_board_lists_scored_runs_best_first(client: Client, run: Run, node: Node) -> None:
-    finish_run(run, node)
-    better_run = make_run(run.entry, run.track)
-    Run.objects.filter(pk=better_run.pk).update(state="finished", bits_per_byte=1.5)
-    make_run(run.entry, run.track)
-    code, rows, etag = get_json(client, "/tracks/small/board")
-    assert code == 200
-    assert [(row["id"], row["bits_per_byte"]) for row in rows] == [(better_run.pk, 1.5), (run.pk, 2.5)]  # type: ignore[attr-defined]
-    assert get_json(client, "/tracks/small/board", etag)[0] == 304
-    Run.objects.filter(pk=better_run.pk).update(state="cancelled", revision=9)
-    assert get_json(client, "/tracks/small/board", etag)[0] == 200
-
-
 def test_run_shows_its_provenance_and_scores(client: Client, run: Run, node: Node) -> None:
     finish_run(run, node)
     _, run_data, etag = get_json(client, f"/runs/{run.pk}")
@@ -132,25 +119,10 @@ def test_list_with_unknown_state_is_422(client: Client, db: None, path: str, kno
     assert "'unknown'" in str(response)
 
 
-BOARD = "/api/v1/tracks/small/board?format=csv"
-
-
 def get_csv_rows(client: Client, address: str) -> list[dict[str, str]]:
     response = client.get(address)
     assert response["Content-Type"] == "text/csv; charset=utf-8"
     return list(csv.DictReader(io.StringIO(response.content.decode())))
-
-
-def test_board_csv_has_multipliers_and_scores(client: Client) -> None:
-    _, entries = boards.create_board()
-    run = Run.objects.filter(entry=entries["Better"]).earliest("pk")
-    Score.objects.create(run=run, name="blimp/acc", value=0.5, stderr=0.1)
-    rows = {row["id"]: row for row in get_csv_rows(client, BOARD)}
-    first = rows[str(run.pk)]
-    assert (first["title"], first["estimate.rank"], first["estimate.runs"]) == ("Better", "1", "3")
-    assert float(first["estimate.low"]) < float(first["estimate.cm"]) < float(first["estimate.high"])
-    assert (first["scores.blimp/acc.value"], first["scores.blimp/acc.stderr"]) == ("0.5", "0.1")
-    assert {row["title"] for row in rows.values()} == {"main, 3 March", "Better", "Level", "Worse"}
 
 
 def test_csv_links_to_the_next_page(client: Client) -> None:

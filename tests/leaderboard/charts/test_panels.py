@@ -1,20 +1,19 @@
-"""A run's metric panels, and reference runs overlaid on them."""
+"""A run's curve: thinned when its points arrive, drawn in panels, with reference runs."""
 
 from __future__ import annotations
 
+import math
 import re
-from typing import Any
+from itertools import pairwise
 
 import pytest
 from django.test import Client
 from pytest_django import DjangoAssertNumQueries
 
-from leaderboard.charts import curve_svg, panels
-from leaderboard.charts.panels import Shown
+from leaderboard.charts import panels
 from leaderboard.job_handlers import metrics
 from leaderboard.models import Run
-from leaderboard.rankings.standings_store import load_standings, recompute_standings
-from leaderboard.reference_runs import find_reference_runs
+from leaderboard.rankings.standings_store import recompute_standings
 from tests.leaderboard.conftest import build_train_row
 from tests.leaderboard.views.test_page_board import extract_text
 from tests.support import boards, scene
@@ -32,30 +31,6 @@ def run() -> Run:
     metrics.store_metrics(training_run, rows, temperature=61.5)
     training_run.refresh_from_db()
     return training_run
-
-
-@pytest.mark.parametrize("x", curve_svg.ABSCISSAE)
-def test_ticks_of_losses_are_inside_the_frame(run: Run, x: curve_svg.Abscissa) -> None:
-    shown = [Shown(run, curve_svg.load_curve(run), "this", "ink", is_alone=True)]
-
-    picture = panels.draw_losses(shown, x)
-
-    assert picture is not None
-    assert len(picture.x_ticks) >= 2 <= len(picture.y_ticks)
-    assert all(0 <= tick.at <= 100 for tick in [*picture.x_ticks, *picture.y_ticks])
-
-
-def test_reference_runs_are_baseline_and_leader_of_same_budget(client: Client) -> None:
-    track, entries = boards.create_board()
-    level_run, better_run = entries["Level"].runs.get(), entries["Better"].runs.order_by("pk")[0]
-    rung_run = entries["baseline"].runs.get(budget="2.5e12flops", seed=2)
-
-    labels = {reference.label: reference.run for reference in find_reference_runs(level_run, load_standings(track))}
-
-    assert labels["baseline"] == entries["baseline"].runs.get(budget=track.budget, seed=1).pk
-    assert labels["best so far"] == better_run.pk
-    assert [reference.label for reference in find_reference_runs(better_run, load_standings(track))] == ["baseline"]
-    assert find_reference_runs(rung_run, load_standings(track)) == []
 
 
 @pytest.mark.stored_standings
@@ -76,15 +51,6 @@ def test_overlaid_run_is_drawn_without_script_in_few_queries(
     assert "best so far" in extract_text(page.encode())
 
 
-def test_script_columns_have_one_length_and_no_missing_metrics(run: Run) -> None:
-    columns: dict[str, Any] = panels.script_columns(run, curve_svg.load_curve(run))
-
-    assert {len(column) for column in columns["train"].values()} == {100}
-    assert "tokens_per_second" not in columns["train"]
-    assert columns["train"]["mfu"][:11] == [None] * 10 + [40.0]
-    assert set(columns["end"]) == set(curve_svg.ABSCISSAE)
-
-
 @pytest.mark.parametrize(("loss", "fraction"), [(1e17, 0.5), (1e40, 0.5), (3.0, 1e-310)])
 def test_run_with_one_extreme_point_is_drawn(client: Client, loss: float, fraction: float) -> None:
     training_run = scene.create_run(scene.create_entry(scene.create_track(), "main"), state=Run.State.TRAINING)
@@ -96,14 +62,35 @@ def test_run_with_one_extreme_point_is_drawn(client: Client, loss: float, fracti
         assert client.get(address).status_code == 200, address
 
 
-@pytest.mark.django_db
-def test_chart_of_unfinished_run_leaves_room_for_rest() -> None:
-    run = scene.create_training_run(scene.create_entry(scene.create_track(), "main"), 450)
+def store_curve(run: Run, steps: int) -> None:
+    rows = [build_train_row(step, 3 + math.sin(step), gradient_norm=1.0) for step in range(1, steps + 1)]
+    rows[1234] = build_train_row(1235, 99.0, gradient_norm=1.0)
+    rows[777] = build_train_row(778, 3.0, gradient_norm=50.0)
+    for start in range(0, steps, 500):
+        metrics.store_metrics(run, rows[start : start + 500])
 
-    unfinished_chart = panels.draw_run(run)
 
-    assert unfinished_chart.lines[0].last.x == pytest.approx(50, abs=1)
-    run.state = Run.State.FAILED
-    finished_chart = panels.draw_run(run)
-    assert finished_chart.lines[0].last is None
-    assert finished_chart.lines[0].smooth[0][-1] == 100
+def test_stored_curve_is_bounded_and_even_with_ends_and_extremes(run: Run) -> None:
+    store_curve(run, 9000)
+    steps = list(run.points.filter(series="train").order_by("step").values_list("step", flat=True))
+    assert len(steps) <= metrics.MAX_POINTS
+    assert {1, 778, 1235, 9000} <= set(steps)
+    assert max(after - before for before, after in pairwise(steps)) <= 2 * 9000 / metrics.BUCKETS
+
+
+def test_curve_json_and_csv_of_long_curve_are_downsampled(
+    client: Client, run: Run, django_assert_max_num_queries: DjangoAssertNumQueries
+) -> None:
+    store_curve(run, 2500)
+    with django_assert_max_num_queries(4):
+        reply = client.get(f"/api/v1/runs/{run.pk}/curve")
+    etag = {"If-None-Match": reply["ETag"]}
+    assert client.get(f"/api/v1/runs/{run.pk}/curve", headers=etag).status_code == 304
+    assert len(client.get(f"/api/v1/runs/{run.pk}/curve?limit=20").json()["train"]) <= 20
+    payload = reply.json()
+    lines = client.get(f"/runs/{run.pk}/curve.csv").content.decode().splitlines()[1:]
+
+    assert payload["points"] == {"train": len(payload["train"]), "dev": 0}
+    for steps in ([point["step"] for point in payload["train"]], [int(line.split(",")[1]) for line in lines]):
+        assert len(steps) <= 2000
+        assert {1, 1235, 2500} <= set(steps)

@@ -6,9 +6,7 @@ from typing import Any
 import pytest
 
 from leaderboard.job_handlers import metrics
-from leaderboard.models import CurvePoint, Run, Sample
-from scheduler import transitions
-from scheduler.job_kinds import get_job_kind
+from leaderboard.models import Run, Sample
 from scheduler.models import Event, Node
 from tests.leaderboard.conftest import build_train_row, create_checkpoint
 from tests.support.node_jobs import lease_job, requeue_job
@@ -25,29 +23,6 @@ def training_run(run: Run, node: Node) -> Run:
 
 def list_curve(run: Run) -> list[tuple[Any, ...]]:
     return list(run.points.values_list("series", "step", "loss", "tokens", "learning_rate"))
-
-
-def test_metrics_rows_become_points_samples_and_progress(training_run: Run) -> None:
-    dev = {"kind": "dev", "step": 2, "fraction": 0.1, "tokens": 1024, "flops": 1e9, "seconds": 1, "loss": 5.0}
-    sample = {"kind": "sample", "step": 2, "prompt": "def", "text": "def x():\n\tpass"}
-    rows = [build_train_row(1, 6.0), build_train_row(2, 5.5), {**dev, "bits_per_byte": 2.1}, sample]
-    metrics.store_metrics(training_run, rows)
-    assert list_curve(training_run) == [
-        ("dev", 2, 5.0, 1024, None),
-        ("train", 1, 6.0, 512, 0.01),
-        ("train", 2, 5.5, 1024, 0.01),
-    ]
-    assert [sample.to_dict() for sample in training_run.samples.all()] == [
-        {"step": 2, "prompt": "def", "text": "def x():\n\tpass"}
-    ]
-    revision = training_run.revision
-    training_run.refresh_from_db()
-    assert (training_run.step, training_run.fraction, training_run.tokens, training_run.loss) == (2, 0.1, 1024, 5.5)
-    assert training_run.revision > revision
-    assert training_run.seconds_left == pytest.approx(9.0)
-    transitions.fail_job(training_run.job, "node:cellar", "model", "Its loss is no number.")
-    get_job_kind(training_run.job).handle_metrics(training_run.job, [build_train_row(3)])
-    assert CurvePoint.objects.count() == 3, "rows after the end are ignored"
 
 
 def test_metrics_of_resumed_run_match_uninterrupted_run(training_run: Run, node: Node) -> None:

@@ -11,7 +11,6 @@ from django.contrib.auth.models import User
 from django.utils import timezone
 
 from leaderboard.job_handlers import replays
-from leaderboard.job_handlers.replays import ReplayError
 from leaderboard.models import Replay, Run
 from leaderboard.rankings import trust
 from scheduler import checkpoints, leases, retention, storage, transitions, uploads
@@ -264,13 +263,3 @@ def test_replay_that_fails_or_ran_on_an_untrusted_node_is_abandoned(run: Run, no
     Node.objects.filter(pk=node.pk).update(trusted=False)
     node.refresh_from_db()
     assert finish_replay(again, node, deviation=9.0, exact=False).state == "abandoned"
-
-
-def test_replay_requested_by_maintainer_is_queued(run: Run, node: Node) -> None:
-    with pytest.raises(ReplayError, match="has not been trained"):
-        replays.request_replay(run, actor="mara")
-    finish_training(run, node)
-    assert not run.replays.exists(), "its node is trusted"
-    replay = replays.request_replay(run, actor="mara")
-    assert replay.node == node
-    assert "on another, trusted node queued" in list_messages(run)[-1]

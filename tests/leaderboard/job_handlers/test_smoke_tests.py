@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from django.contrib.auth.models import User
 from django.utils import timezone
 
-from leaderboard.models import Entry, PullRequest, Run, Track
-from leaderboard.submissions import intake, smoke_tests
+from leaderboard.models import Entry, PullRequest, Track
+from leaderboard.submissions import smoke_tests
 from scheduler import leases, transitions
 from scheduler.job_kinds import summarize_jobs
-from scheduler.models import Job, Node
+from scheduler.models import Node
 from tests.support.node_jobs import end_lease, finish_job
 from trainer import protocol
 
@@ -97,22 +96,3 @@ def test_failed_smoke_test_counts_against_entry_by_cause(proposed_entry: Entry) 
     smoke_tests.queue_smoke_test(proposed_entry, is_vouched=True)
     assert finish_smoke_test(proposed_entry, {"passed": "maybe"}).smoke == {"passed": None}
     assert "is invalid" in proposed_entry.smoke_sentence
-
-
-def test_approval_during_smoke_test_waits_for_its_end(proposed_entry: Entry, maintainer: User) -> None:
-    smoke_tests.queue_smoke_test(proposed_entry, is_vouched=True)
-    proposed_entry.refresh_from_db()
-    (run,) = intake.approve_entry(proposed_entry, proposed_entry.sha, maintainer)
-    assert run.state == Run.State.WAITING
-    transitions.fail_job(proposed_entry.smoke_job, "node:cellar", "infrastructure", "The node was lost.")
-    run.refresh_from_db()
-    assert run.state == Run.State.QUEUED, "a lost node does not count against the entry"
-
-
-def test_withdrawn_entry_cancels_its_smoke_test(proposed_entry: Entry) -> None:
-    job = smoke_tests.queue_smoke_test(proposed_entry, is_vouched=True)
-    intake.withdraw_entry(proposed_entry)
-    job.refresh_from_db()
-    proposed_entry.refresh_from_db()
-    assert (job.state, proposed_entry.state) == (Job.State.CANCELLED, Entry.State.WITHDRAWN)
-    assert smoke_tests.queue_smoke_test(proposed_entry, is_vouched=True) is None

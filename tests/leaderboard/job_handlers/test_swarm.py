@@ -14,8 +14,7 @@ from leaderboard.submissions import intake
 from leaderboard.submissions.intake import IntakeError
 from scheduler.job_kinds import get_job_kind
 from scheduler.models import Job, Node
-from tests.leaderboard.conftest import create_checkpoint
-from tests.support.node_jobs import finish_job, lease_job, requeue_job
+from tests.support.node_jobs import lease_job, requeue_job
 from trainer import protocol
 from trainer.swarm.credentials import Admission, make_credential
 
@@ -110,19 +109,6 @@ def test_swarm_seat_order_has_its_own_credential(led_run: Run) -> None:
     assert order.credential == make_credential(led_run.swarm.secret, order.label)
     assert led_run.swarm.secret not in protocol.encode_message(order)
     assert (seat.job.entry, seat.job.needs_trusted) == (None, False)
-
-
-def test_finished_swarm_run_cancels_its_seats(led_run: Run) -> None:
-    taken_seat = take_seat(led_run, "ada")
-    create_checkpoint(led_run.job, 20)
-    finish_job(led_run.job, {"step": 20})
-    led_run.refresh_from_db()
-    assert led_run.state == Run.State.SCORING
-    assert led_run.score_job.entry is None
-    assert list_waiting_seats(led_run) == []
-    taken_seat.job.refresh_from_db()
-    assert taken_seat.job.stop_requested == "cancel"
-    assert swarm.fill_all_seats() == 0
 
 
 def test_swarm_events_are_stored_and_credited_to_seats(led_run: Run) -> None:

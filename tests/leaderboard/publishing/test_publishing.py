@@ -331,8 +331,3 @@ def test_notebook_model_is_published_on_the_hub(hub: Hub, notebook_run: Run, cli
     assert publication.blobs.count() == 2
     page = client.get(notebook_run.get_absolute_url()).content.decode()
     assert publications.get_hub_url(publication) in page
-
-
-def test_notebook_without_model_is_not_publishable(notebook_run: Run) -> None:
-    JobFile.objects.filter(path__startswith="model/").delete()
-    assert not publications.is_publishable(notebook_run)

@@ -1,4 +1,4 @@
-"""Milestones and releases of long runs: stored once each, scored, published and shown on the run page."""
+"""Milestones and releases of long runs, and the fine-tuning runs of tracks that follow them."""
 
 from __future__ import annotations
 
@@ -7,14 +7,16 @@ from functools import partial
 from typing import Any
 
 import pytest
+from django.db import IntegrityError
 from django.test import Client
 from django.utils import timezone
 
-from leaderboard import initial_weights, run_jobs
-from leaderboard.job_handlers import replays, score
-from leaderboard.models import Publication, Run
-from leaderboard.publishing import releases
-from scheduler import storage, uploads
+from leaderboard import initial_weights, run_jobs, runs, tasks
+from leaderboard.job_handlers import score
+from leaderboard.models import Entry, Publication, Run, Track
+from leaderboard.publishing import release_finetunes, releases
+from leaderboard.run_states import RunError
+from scheduler import leases, storage, uploads
 from scheduler.models import Checkpoint, Event, Lease, Node
 from tests.leaderboard.conftest import create_checkpoint, finish_run
 from tests.scheduler.test_claims_race import call_concurrently
@@ -97,20 +99,6 @@ def test_milestones_are_deleted_two_days_after_an_unranked_run(
     assert list_publications(long_run) == ([("10-percent", 100)] if is_kept else []) + [("20-percent", 200)]
 
 
-def test_milestone_is_a_start_for_other_runs_but_not_for_resuming(long_run: Run) -> None:
-    create_checkpoint(long_run.job, 50)  # type: ignore[arg-type]
-    send_milestone(long_run, 10, 100)
-    assert initial_weights.list_steps(long_run) == [100, 50]
-    start = initial_weights.get_checkpoint_at(long_run, 100)
-    assert start.from_milestone
-    assert initial_weights.get_checkpoint_at(long_run, 100) == start
-    assert long_run.explain_start_refusal(start) == ""
-    newest = long_run.job.checkpoints.uploaded().last()
-    assert newest.step == 50
-    create_checkpoint(long_run.job, 100)  # the run sends its own checkpoint of that step later
-    assert len(replays.list_stretches(long_run)) == 2
-
-
 def test_finished_run_is_the_last_release(run: Run, node: Node) -> None:
     type(run.track).objects.filter(pk=run.track_id).update(releases=10)
     scored_run = finish_run(run, node)
@@ -130,3 +118,84 @@ def test_concurrent_starts_from_milestone_share_its_checkpoint(long_run: Run) ->
         checkpoints = call_concurrently([start] * 4)
         assert len({checkpoint.pk for checkpoint in checkpoints}) == 1
         assert checkpoints[0].blobs.count() == 2
+
+
+@pytest.fixture
+def followed_run(run: Run, node: Node) -> Run:
+    """A run that trains, on a track with a release every 10 percent; its node has sent run.json."""
+    Track.objects.filter(pk=run.track_id).update(releases=10)
+    lease_job(run.job, node)
+    create_checkpoint(run.job, 50)
+    return Run.objects.get(pk=run.pk)
+
+
+@pytest.fixture
+def follower_track(followed_run: Run) -> Track:
+    track = Track.objects.get(pk=followed_run.track_id)
+    track.pk, track.slug, track.name, track.is_default, track.nightly = None, "tuned", "Tuned", False, False
+    track.ladder, track.monthly, track.releases, track.is_traced = {}, 0, 0, False
+    track.followed_track = followed_run.track
+    track.full_clean()
+    track.save()
+    return track
+
+
+def list_finetunes(track: Track) -> list[Run]:
+    return list(Run.objects.filter(track=track).order_by("pk"))
+
+
+def claim_training(node: Node) -> tuple[Lease, protocol.TrainOrder]:
+    while claimed := leases.claim_job(node):
+        order = protocol.JobSpec.model_validate_json(claimed.spec).order
+        if isinstance(order, protocol.TrainOrder) and order.base is not None:
+            return Lease.objects.get(pk=claimed.lease), order
+    raise AssertionError("no fine-tuning job is queued")
+
+
+def test_each_release_starts_one_finetune_from_its_weights(
+    followed_run: Run, follower_track: Track, capable_node: Node
+) -> None:
+    with pytest.raises(RunError, match="fine-tunes the releases of another track only"):
+        runs.queue_run(runs.make_run(followed_run.entry, follower_track))
+    Run.objects.filter(track=follower_track).delete()
+    run_json = followed_run.job.files.get()
+    run_json.delete()
+    send_milestone(followed_run, 10, 100)
+    tasks.finetune_releases()
+    assert list_finetunes(follower_track) == [], "run.json is missing"
+    run_json.save()
+    for _ in range(2):
+        tasks.finetune_releases()
+    send_milestone(followed_run, 20, 200)
+    tasks.finetune_releases()
+    first, second = list_finetunes(follower_track)
+    assert [run.release.percent for run in (first, second) if run.release] == [10, 20]
+    assert (first.state, first.purpose, first.entry, first.budget) == (
+        Run.State.QUEUED, Run.Purpose.FINETUNE, followed_run.entry, follower_track.budget,
+    )  # fmt: skip
+    finish_run(followed_run, capable_node)
+    assert not Run.objects.on_board(follower_track).exists()
+    lease, order = claim_training(capable_node)
+    assert (order.base.name, order.base.checkpoint.step) == (f"run-{followed_run.pk}", 100)
+    for file in (order.base.run, *order.base.checkpoint.files):
+        assert uploads.get_downloadable_blob(lease, file.sha256).size == file.size
+
+
+def test_finetune_of_withdrawn_entry_fails_with_reason(followed_run: Run, follower_track: Track) -> None:
+    send_milestone(followed_run, 10, 100)
+    Entry.objects.update(state=Entry.State.WITHDRAWN)
+    assert release_finetunes.start_finetunes() == 0
+    (finetune,) = list_finetunes(follower_track)
+    assert (finetune.state, "only approved entries run" in finetune.reason) == (Run.State.FAILED, True)
+    assert release_finetunes.start_finetunes() == 0
+    assert len(list_finetunes(follower_track)) == 1
+
+
+@pytest.mark.django_db(transaction=True)
+def test_concurrent_workers_start_one_finetune_per_release(followed_run: Run, follower_track: Track) -> None:
+    send_milestone(followed_run, 10, 100)
+    call_concurrently([release_finetunes.start_finetunes] * 4)
+    (finetune,) = list_finetunes(follower_track)
+    assert finetune.state == Run.State.QUEUED
+    with pytest.raises(IntegrityError):
+        Run.objects.create(**{**Run.objects.filter(pk=finetune.pk).values().get(), "id": None, "job_id": None})

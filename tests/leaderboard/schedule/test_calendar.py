@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, time, timedelta
-from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
 import time_machine
 from django.test import Client
 from django.utils import timezone
-from django_celery_beat.models import CrontabSchedule, PeriodicTask
 from django_celery_beat.tzcrontab import TzAwareCrontab
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from icalendar import Calendar
 
 from dailytrain import schedule
-from leaderboard.models import Month, Night, Track
+from leaderboard.models import Night, Track
 from leaderboard.schedule import calendar, due_times, nightly
 from leaderboard.views.calendar import build_bars
 from tests.support import scene
@@ -32,31 +30,7 @@ def beat_schedule(db: None) -> None:
     schedule.install()
 
 
-def reschedule(task: str, **fields: Any) -> None:
-    PeriodicTask.objects.filter(task=task).update(**{"crontab": None, "interval": None, **fields})
-
-
 # --- upcoming runs ---------------------------------------------------------------------------------------------------
-
-
-def test_upcoming_list_follows_the_crontab(beat_schedule: None, track: Track) -> None:
-    zone = ZoneInfo("Europe/Berlin")
-    berlin = CrontabSchedule.objects.create(minute="30", hour="22", day_of_week="1-5", timezone=zone)
-    reschedule(calendar.NIGHTLY, crontab=berlin)
-    first, _, friday, monday, *_ = (event.begins for event in calendar.list_upcoming(NOW))
-    assert first == NOW.replace(hour=21, minute=30)
-    assert (friday - first, monday - friday) == (2 * DAY, 3 * DAY), "no weekend"
-    PeriodicTask.objects.filter(task=calendar.NIGHTLY).update(enabled=False)
-    assert calendar.list_upcoming(NOW) == []
-
-
-def test_upcoming_list_has_monthly_run_of_monthly_track(beat_schedule: None, track: Track) -> None:
-    Track.objects.update(monthly=2, nightly=False)
-    (event,) = calendar.list_upcoming(NOW)
-    assert event.begins == datetime(2026, 4, 1, 21, tzinfo=UTC)
-    assert event.ends - event.begins == timedelta(seconds=7 * track.expected_seconds)
-    Month.objects.create(date=datetime(2026, 4, 1).date(), track=track, sentence="It departed.")
-    assert calendar.list_upcoming(NOW) == []
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

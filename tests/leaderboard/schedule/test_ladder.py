@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Any
 
 import pytest
 from django.utils import timezone
 
-from leaderboard.models import Entry, Run, Season, Track
+from leaderboard.models import Entry, Run, Track
 from leaderboard.schedule import ladder
 from leaderboard.schedule.night_checks import check_next_night
 from leaderboard.submissions import intake
-from leaderboard.tasks import fill_ladders
 from scheduler import transitions
 from scheduler.models import Job, Node
 from scheduler.transitions import JobEvent
@@ -38,10 +36,6 @@ def finish_ladder(track: Track, node: Node) -> None:
     while ladder.fill_ladder(track) or Run.objects.filter(track=track, state=Run.State.QUEUED).exists():
         for run in Run.objects.filter(track=track, state=Run.State.QUEUED):
             finish_run(run, node)
-
-
-def list_ladder_runs(track: Track) -> list[tuple[str, int]]:
-    return sorted(Run.objects.filter(track=track, purpose="ladder").values_list("budget", "seed"))
 
 
 def test_ladder_starts_with_smallest_rungs_at_lowest_priority(baseline: Entry, track: Track) -> None:
@@ -96,25 +90,6 @@ def test_full_ladder_queues_further_seeds_of_entries(
     assert len(set(proposed_entry.runs.values_list("seed", flat=True))) == 2
     seed_job = Job.objects.filter(run__entry=proposed_entry).latest("pk")
     assert (seed_job.priority, seed_job.preemptible) == (Job.Priority.LADDER, True)
-
-
-def test_ladder_of_new_season_starts_over(baseline: Entry, track: Track, node: Node) -> None:
-    finish_ladder(track, node)
-    old_season, old_runs = track.season, list_ladder_runs(track)
-    fields = {"corpus": "python-docs", "tokenizer": "bpe:512", "dataset_hash": "e" * 64}
-    track.season = Season.objects.create(name="Season 1", baseline=baseline, **fields)
-    track.save()
-    assert ladder.get_ladder_progress(track) == ladder.LadderProgress(0, 8)
-    assert ladder.fill_ladder(track) == ladder.WAITING_AT_ONCE
-    assert Run.objects.filter(season=old_season, purpose="ladder").count() == len(old_runs)
-    assert Run.objects.filter(season=track.season, purpose="ladder").count() == ladder.WAITING_AT_ONCE
-
-
-@pytest.mark.parametrize("missing", [{"baseline": None}, {"dataset_hash": ""}, {"active": False}])
-def test_ladder_without_prerequisite_queues_nothing(baseline: Entry, track: Track, missing: dict[str, Any]) -> None:
-    Season.objects.update(**missing)
-    fill_ladders()
-    assert not Run.objects.filter(purpose="ladder").exists()
 
 
 @pytest.mark.parametrize(("seconds", "state"), [(75_600.0, "ok"), (85_000.0, "missing")])

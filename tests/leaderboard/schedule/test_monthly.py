@@ -59,18 +59,6 @@ def test_monthly_runs_are_for_best_entries_and_baseline(track: Track) -> None:
     assert Event.objects.about(track).last().sentence.startswith("Monthly runs of ")  # type: ignore[union-attr]
 
 
-def test_monthly_runs_do_not_start_while_last_ones_run(track: Track) -> None:
-    create_scored_entry(track, "Best", 1.5)
-    first = start_this_month()
-    create_scored_entry(track, "Better", 1.6, days_ago=-1)
-    (second,) = monthly.start_monthly_runs(NOW + timedelta(days=32))
-    assert second.sentence == "The last month still has 2 runs in progress: no new runs start."
-    assert not second.runs.exists()
-    first.runs.update(state=Run.State.FINISHED)
-    (third,) = monthly.start_monthly_runs(NOW + timedelta(days=64))
-    assert [run.entry.title for run in third.runs.all()] == ["Better"], "the baseline already ran with this budget"
-
-
 def test_monthly_runs_do_not_change_standings(track: Track) -> None:
     best_entry = create_scored_entry(track, "Best", 1.5)
     row_before = compute_standings(track).get_row(best_entry.pk)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import time, timedelta
+from datetime import time
 from io import StringIO
 
 import pytest
@@ -18,7 +18,7 @@ from django_celery_beat.models import PeriodicTask
 
 from dailytrain import schedule
 from dailytrain.celery import app
-from leaderboard.models import Entry, Night, Run, Season, SeasonFile, Track
+from leaderboard.models import Entry, Season, SeasonFile, Track
 from leaderboard.schedule import evaluation_data, night_checks
 from leaderboard.schedule.night_checks import check_next_night
 from leaderboard.schedule.track_templates import TEMPLATES
@@ -73,31 +73,6 @@ def test_schedule_check_needs_nightly_track_and_enabled_task(beat_schedule: None
     assert find_check(track, "Schedule")[0] == "ok"
 
 
-def test_beat_check_without_recent_task_is_missing(track: Track) -> None:
-    schedule.install()
-    assert find_check(track, "Background work")[0] == "missing"
-    PeriodicTask.objects.update(last_run_at=timezone.now() - timedelta(hours=1))
-    assert "No periodic task has started since" in find_check(track, "Background work")[1]
-    PeriodicTask.objects.update(last_run_at=timezone.now())
-    assert find_check(track, "Background work")[0] == "ok"
-
-
-def test_worker_check_without_worker_is_missing(broker: Celery, track: Track) -> None:
-    assert find_check(track, "Worker") == ("missing", "No worker answers. Start `celery -A dailytrain worker`.")
-
-
-def test_schedule_check_names_unfinished_run_of_earlier_night(beat_schedule: None, track: Track) -> None:
-    entry = scene.create_entry(track, "main", kind=Entry.Kind.MAIN)
-    run = scene.create_run(entry, state=Run.State.QUEUED, purpose=Run.Purpose.NIGHTLY)
-    Night.objects.create(track=track, date=timezone.now().date(), run=run)
-    assert (
-        f"It starts when run {run.pk} of an earlier night, which is queued, has ended."
-        in find_check(track, "Schedule")[1]
-    )
-    Run.objects.update(state=Run.State.FINISHED)
-    assert "earlier night" not in find_check(track, "Schedule")[1]
-
-
 def test_season_check_without_dataset_is_missing(track: Track) -> None:
     Season.objects.update(dataset_hash="")
     assert find_check(track, "Season") == (
@@ -139,19 +114,6 @@ def test_hours_check_compares_lending_hours_with_the_night(
     assert "is lent for 2.0 h" in find_check(track, "Node")[1], "the night is due at 20:00"
     capable_node.windows.update(end=time(6))
     assert find_check(track, "Node")[0] == "ok"
-
-
-def test_scorer_check_needs_trusted_node_that_fits(track: Track, capable_node: Node) -> None:
-    Node.objects.update(trusted=False)
-    assert "join_token --trusted" in find_check(track, "Trusted scorer")[1]
-    Node.objects.update(trusted=True)
-    Track.objects.update(needs_labels=["1xh100", "1x80gb"])
-    Node.objects.update(hardware={"memory_bytes": 2**36, "disk_free_bytes": 2**40})
-    assert find_check(track, "Trusted scorer")[1].startswith(
-        "No trusted node fits; runs need one with a GPU of 2 GB and "
-    )
-    Track.objects.update(needs_labels=[])
-    assert find_check(track, "Trusted scorer")[0] == "ok"
 
 
 def use_scorer(*gpus: str) -> None:

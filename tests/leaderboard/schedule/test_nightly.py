@@ -1,3 +1,5 @@
+"""Nights: what each starts, late ones, moved clocks, and eight in a row with a failure of each kind."""
+
 from __future__ import annotations
 
 from datetime import UTC, date, datetime, time, timedelta
@@ -9,16 +11,17 @@ from django.utils import timezone
 from django_celery_beat.models import CrontabSchedule, PeriodicTask
 
 from dailytrain import schedule
+from leaderboard import runs
 from leaderboard.models import Entry, Night, Run, Season, Track
 from leaderboard.schedule import nightly
 from leaderboard.schedule.due_times import NIGHTLY
 from leaderboard.submissions import intake
 from leaderboard.tasks import fill_ladders
-from scheduler import transitions
-from scheduler.models import Event, Job, Node
+from scheduler import leases, transitions
+from scheduler.models import Event, Job, Lease, Node
 from tests.leaderboard.conftest import DICTIONARY, Repository, create_checkpoint, finish_run
 from tests.support.nights import MONDAY, TUESDAY, start_night
-from tests.support.node_jobs import finish_job, lease_job
+from tests.support.node_jobs import end_lease, finish_job, lease_job, requeue_job
 
 pytestmark = pytest.mark.sql
 
@@ -248,3 +251,69 @@ def test_night_does_not_train_an_entry_that_someone_made_of_its_commit(
     assert Season.objects.get(pk=track.season_id).baseline == night.run.entry
     other.refresh_from_db()
     assert other.state == Entry.State.PROPOSED
+
+
+FAILURES = ("infrastructure", "model", "cancelled", "held", "silent", "without a checkpoint", "retried")
+
+
+def end_badly(run: Run, lease: Lease, failure: str) -> None:
+    """End a night's work; "retried": it is given up, a maintainer retries, and no node takes the job."""
+    if failure in ("infrastructure", "retried"):
+        Job.objects.filter(pk=lease.job_id).update(failures=99)
+        requeue_job(lease)
+        if failure == "retried":
+            runs.retry_run(Run.objects.get(pk=run.pk), actor="mara")
+    elif failure == "model":
+        end_lease(lease, "failed", cause="model", reason="The loss is not a number.")
+    elif failure == "silent":
+        leases.lose_lease(lease, "It fell silent.")
+    elif failure == "without a checkpoint":
+        end_lease(lease, "done", result={"step": 20})
+    else:
+        if failure == "held":
+            transitions.hold_job(lease.job, "mara", "Later.")
+        else:
+            runs.cancel_run(run, "Enough.", "mara")
+        end_lease(lease, "released", reason="A stop was requested.")
+
+
+def test_nights_start_whatever_happened_to_those_before(track: Track, main_repository: Repository, node: Node) -> None:
+    with time_machine.travel(MONDAY, tick=False) as clock:
+        for number, failure in enumerate((*FAILURES, "model")):
+            clock.move_to(MONDAY + number * DAY)
+            sha = main_repository.commit(f"Night {number}")
+            nightly.start_nightly_runs(timezone.now())
+            run = Run.objects.select_related("entry", "job").get(entry__sha=sha)
+            assert (run.state, run.purpose) == ("queued", "nightly"), f"night {number}"
+            end_badly(run, lease_job(run.job, node), failure)
+    assert Night.objects.exclude(run=None).count() == Night.objects.count() == len(FAILURES) + 1
+    ended = {(run.state, run.cause) for run in Run.objects.all()}
+    assert {("failed", "infrastructure"), ("failed", "model"), ("cancelled", ""), ("paused", "")} <= ended
+
+
+def test_baseline_is_not_withdrawn_before_a_maintainer_decides(finished_monday_night: Night) -> None:
+    baseline = finished_monday_night.run.entry
+    for _ in range(2):
+        with pytest.raises(intake.IntakeError, match="It is the baseline of Season 0"):
+            intake.withdraw_entry(baseline, "The pull request was closed.", "github:ada")
+    baseline.refresh_from_db()
+    assert baseline.state == Entry.State.APPROVED
+    asked = "Not withdrawn (The pull request was closed): it is the baseline of Season 0. A maintainer decides."
+    assert Event.objects.about(baseline).filter(sentence=asked).count() == 1
+    Season.objects.update(baseline=None)
+    intake.withdraw_entry(baseline)
+
+
+def test_nights_go_on_beside_a_withdrawn_baseline(
+    finished_monday_night: Night, main_repository: Repository, node: Node
+) -> None:
+    Track.objects.update(ladder={"rungs": [0.5, 1], "seeds": 1})
+    Entry.objects.update(state=Entry.State.WITHDRAWN)
+    idle = nightly.start_nightly_runs(MONDAY + DAY)[0]
+    assert idle.run is None
+    assert idle.sentence.endswith("the baseline is withdrawn: a maintainer chooses another one.")
+    fill_ladders()
+    assert not Job.objects.filter(state=Job.State.QUEUED).exists()
+    main_repository.commit("Moved")
+    (night,) = nightly.start_nightly_runs(MONDAY + 2 * DAY)
+    assert finish_run(night.run, node).state == "finished"

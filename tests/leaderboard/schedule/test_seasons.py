@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -182,17 +181,6 @@ def test_next_season_continues_tracks_and_starts_ladder_of_newest_main(
     assert "0 tracks continue" in create_season("Season 1", *arguments)
     with pytest.raises(CommandError, match="There is another season 'Season 1'"):
         create_season("Season 1", "--corpus", prepared_corpus, "--tokenizer", "bpe:400")
-
-
-def test_season_that_ended_is_refused_and_tracks_stay(track: Track, prepared_corpus: str) -> None:
-    arguments = ["--corpus", prepared_corpus, "--tokenizer", "bpe:300"]
-    create_season("Season 1", *arguments)
-    create_season("Season 2", *arguments)
-    Season.objects.filter(name="Season 2").update(started_at=datetime(2127, 2, 3, tzinfo=UTC))
-    with pytest.raises(CommandError, match=r"^Season 1 ended on 3 Feb 2127; choose another name\.$"):
-        create_season("Season 1", *arguments)
-    track.refresh_from_db()
-    assert track.season.name == "Season 2"
 
 
 def test_begun_season_keeps_what_was_saved_while_it_was_prepared(track: Track, prepared_corpus: str) -> None:

@@ -1,3 +1,5 @@
+"""Commits that become entries, and their approval."""
+
 from __future__ import annotations
 
 import io
@@ -5,13 +7,16 @@ import tarfile
 from pathlib import Path
 
 import pytest
+from django.contrib.auth.models import User
 
 from leaderboard.models import Entry, Track
 from leaderboard.submissions import intake
 from leaderboard.submissions.intake import IntakeError
 from scheduler import storage
-from scheduler.models import Event
+from scheduler.models import Event, Job
 from tests.leaderboard.conftest import DICTIONARY, Repository
+
+pytestmark = pytest.mark.processes
 
 IDEA = {
     "trainer/models/__init__.py": DICTIONARY.replace("}", '    "idea": "trainer.models.idea",\n}'),
@@ -118,3 +123,39 @@ def test_entry_config_with_track_settings_is_refused(
 ) -> None:
     with pytest.raises(IntakeError, match=sentence):
         intake.submit_entry(str(main_repository.path), "main", "x", "gpt", track, config=config)
+
+
+def test_approval_of_other_commit_is_refused(proposed_entry: Entry, maintainer: User) -> None:
+    with pytest.raises(IntakeError, match="You reviewed 00000000"):
+        intake.approve_entry(proposed_entry, "0" * 40, maintainer)
+    proposed_entry.refresh_from_db()
+    assert proposed_entry.state == "proposed"
+    assert not Job.objects.exists()
+
+
+def test_pushed_commit_is_a_new_unapproved_entry(
+    main_repository: Repository, track: Track, tmp_path: Path, maintainer: User
+) -> None:
+    fork = main_repository.fork(tmp_path / "fork")
+    fork.commit("An idea", {"trainer/models/gpt.py": "x = 1\n"})
+    reviewed_entry = intake.submit_entry(str(fork.path), "main", "Idea", "gpt", track)
+    pushed_sha = fork.commit("A miner", {"trainer/models/gpt.py": "x = 2\n"})
+    intake.approve_entry(reviewed_entry, reviewed_entry.sha, maintainer)
+    pushed_entry = intake.submit_entry(str(fork.path), "main", "Idea", "gpt", track)
+    assert (pushed_entry.sha, pushed_entry.state) == (pushed_sha, "proposed")
+    assert pushed_entry.pk != reviewed_entry.pk
+    job = Job.objects.get()
+    assert job.entry_id == reviewed_entry.bundle_id != pushed_entry.bundle_id
+    own = intake.submit_entry(str(main_repository.path), "main", "y", "smear", track, requested_by=maintainer)
+    (run,) = intake.approve_entry(own, own.sha, maintainer)
+    assert (job.priority, run.job.priority) == (Job.Priority.COMMUNITY, Job.Priority.MAINTAINER)
+
+
+def test_approved_entry_can_be_withdrawn_but_not_rejected(proposed_entry: Entry, maintainer: User) -> None:
+    (run,) = intake.approve_entry(proposed_entry, proposed_entry.sha, maintainer)
+    with pytest.raises(IntakeError, match="is approved, so it cannot be rejected"):
+        intake.reject_entry(proposed_entry, "Changed my mind.", maintainer)
+    intake.withdraw_entry(proposed_entry)
+    run.refresh_from_db()
+    assert (proposed_entry.state, run.state) == ("withdrawn", "cancelled")
+    assert run.job.state == Job.State.CANCELLED

@@ -172,16 +172,6 @@ def test_tree_of_ten_billion_files_is_refused_within_limits(
         assert not isinstance(caught.value, UnreachableError)
 
 
-def test_reading_that_takes_too_long_is_tried_again(
-    main_repository: Repository, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    mirror, sha = fetch_mirror(main_repository), main_repository.git("rev-parse", "HEAD")
-    monkeypatch.setattr(repositories, "READ_SECONDS", 0.1)
-    monkeypatch.setattr(repositories, "LIMITS", "exec sleep 60")  # instead of git
-    with pytest.raises(UnreachableError, match="could not be read within"):
-        mirror.list_model_files(sha)
-
-
 @pytest.mark.parametrize("zone", ["+051800", "UTC"])
 def test_commit_with_invalid_time_zone_in_history_is_accepted(main_repository: Repository, zone: str) -> None:
     tree, parent = main_repository.git("rev-parse", "HEAD^{tree}"), main_repository.git("rev-parse", "HEAD")
@@ -276,19 +266,8 @@ def serve_repository(repository: Repository, folder: Path, locations: dict[str, 
         ("127.0.0.1", 0), lambda *arguments: Handler(*arguments, directory=str(folder / "served"))
     )
     key, certificate = folder / "key.pem", folder / "certificate.pem"
-    command = [
-        "openssl",
-        "req",
-        "-x509",
-        "-newkey",
-        "ec",
-        "-pkeyopt",
-        "ec_paramgen_curve:P-256",
-        "-nodes",
-        "-days",
-        "1",
-    ]
-    command += ["-keyout", str(key), "-out", str(certificate), "-subj", f"/CN={HOST}"]
+    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"]
+    command += ["-days", "1", "-keyout", str(key), "-out", str(certificate), "-subj", f"/CN={HOST}"]
     subprocess.run([*command, "-addext", f"subjectAltName=DNS:{HOST}"], check=True, capture_output=True)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate, key)
@@ -374,14 +353,20 @@ def replace_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[st
     return replace
 
 
-def test_fetch_from_silent_repository_times_out(
-    main_repository: Repository, monkeypatch: pytest.MonkeyPatch, replace_git: Callable[[str], None]
+@pytest.mark.parametrize(("command", "problem"), [("fetch", "did not answer"), ("show", "could not be read")])
+def test_git_that_is_silent_times_out_and_is_tried_again(
+    main_repository: Repository,
+    monkeypatch: pytest.MonkeyPatch,
+    replace_git: Callable[[str], None],
+    command: str,
+    problem: str,
 ) -> None:
     mirror = fetch_mirror(main_repository)
     replace_git("exec sleep 30")
     monkeypatch.setattr(repositories, "FETCH_SECONDS", 0.2)
-    with pytest.raises(RepositoryError, match="did not answer within 0 seconds"):
-        mirror.fetch()
+    monkeypatch.setattr(repositories, "READ_SECONDS", 0.2)
+    with pytest.raises(UnreachableError, match=f"{problem} within 0 seconds"):
+        mirror.run_git(command, "--", mirror.url)
 
 
 def test_git_is_limited_in_memory_and_file_size(

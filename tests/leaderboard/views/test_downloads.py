@@ -14,7 +14,6 @@ from django.test import Client
 from django.utils import timezone
 
 from leaderboard.models import Entry, Run
-from leaderboard.publishing import publications, weights
 from scheduler import rate_limits, storage
 from scheduler.models import JobFile, Node
 from tests.leaderboard.conftest import finish_run
@@ -153,20 +152,3 @@ def test_weights_downloads_per_address_are_rate_limited(
     assert 0 < int(response["Retry-After"]) <= 3600
     assert response.content.startswith(b"Too many requests from this IP address.")
     assert get_status(client, address, REMOTE_ADDR="203.0.113.9") == 200
-
-
-def test_sharded_weights_are_downloadable_by_file(client: Client, finished_run: Run) -> None:
-    names = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors", "model.safetensors.index.json"]
-    blobs = [storage.store_bytes(name.encode()) for name in names]
-    files = [storage.build_file_reference(blob, name) for blob, name in zip(blobs, names, strict=True)]
-    finished_run.checkpoint.manifest["files"] = [file.model_dump() for file in files]
-    finished_run.checkpoint.save()
-    finished_run.checkpoint.blobs.set(blobs)
-    paths = [path for path, _ in weights.find_weight_blobs(finished_run, "final")]
-    contents = {path: read_content(client.get(f"/runs/{finished_run.pk}/weights/final/{path}")) for path in paths}
-    assert {name: contents[f"{STEP}/{name}"] for name in names} == {name: name.encode() for name in names}
-    page = client.get(f"/runs/{finished_run.pk}/").content.decode()
-    assert all(f'href="/runs/{finished_run.pk}/weights/final/{STEP}/{name}"' in page for name in names)
-    publications.publish_run(finished_run, "")
-    (publication,) = publications.list_publications(finished_run)
-    assert publication["here"].endswith(names[-1]), "the link is to the index of the shards"

@@ -30,15 +30,6 @@ def get_documents(campaign: Campaign) -> list[str]:
     return [" ".join(chunks) for chunks in parts.values()]
 
 
-def test_produced_packets_contain_every_document(db: None, settings: Any, tmp_path: Path) -> None:
-    documents = [build_document(number, 10 + number) for number in range(5)]
-    campaign = fill_campaign(make_campaign(settings, tmp_path, documents))
-    assert get_documents(campaign) == documents
-    assert (campaign.rows_read, campaign.is_exhausted, campaign.dropped_counts) == (5, True, {})
-    assert campaign.packet_count == campaign.packets.count()
-    assert max(len(packet.chunks) for packet in campaign.packets.all()) == 2
-
-
 def test_short_repeated_and_unreadable_documents_are_dropped(db: None, settings: Any, tmp_path: Path) -> None:
     one, other = build_document(1), build_document(2)
     campaign = make_campaign(settings, tmp_path, [one, "Short.", one.upper(), f"{one}\n{other}"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import requests
 import yaml
 from django.utils import timezone
 
@@ -28,6 +30,7 @@ from scheduler.campaigns import (
     withdrawal,
 )
 from scheduler.campaigns.models import Campaign, Contribution, Rephrasing
+from scheduler.hub import HubBusyError, translate_errors
 from tests.support import hub_server
 from tests.support.hub_server import Hub, Repository
 from tests.support.volunteers import build_document, copy_source, fill_campaign, make_campaign, start_volunteer
@@ -242,3 +245,20 @@ def test_hub_source_is_pinned_read_once_and_from_a_folder_that_can_be_written(
     assert (campaign.source_error, campaign.revision, campaign.files) == ("", commit.id, ["en/train-0.jsonl"])
     assert (campaign.rows_read, campaign.is_exhausted) == (3, True)
     assert not folder.exists(), "downloads are deleted"
+
+
+@pytest.mark.parametrize("kind", [ConnectionResetError, TimeoutError, requests.ConnectionError, requests.Timeout])
+def test_connection_error_is_reported_as_unreachable_hub(kind: type[OSError]) -> None:
+    with pytest.raises(HubBusyError, match=rf"The Hub cannot be reached \({kind.__name__}\)."), translate_errors("o/n"):
+        raise kind
+
+
+def test_error_of_the_disk_is_reported_with_its_path(tmp_path: Path) -> None:
+    missing = tmp_path / "missing"
+    with pytest.raises(HubBusyError, match=f"^{missing}: No such file or directory.$"), translate_errors("o/n"):
+        missing.read_bytes()
+    with (
+        pytest.raises(HubBusyError, match=f"^{tmp_path}: No space left on device.$"),
+        translate_errors("o/n", tmp_path),
+    ):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

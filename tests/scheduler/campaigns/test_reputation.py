@@ -9,11 +9,10 @@ import pytest
 from django.contrib.auth.models import User
 from django.utils import timezone
 
-from scheduler import job_groups, matching, node_slots
 from scheduler.campaigns import reputation, sessions, submission, transitions, withdrawal
 from scheduler.campaigns.models import Assignment, Campaign, Contribution, Packet, Rephrasing, Volunteer
-from scheduler.models import Event, Job, Node
-from tests.support.pool import HARDWARE, Agent, create_job, create_node, read_error_detail
+from scheduler.models import Event, Node
+from tests.support.pool import HARDWARE, Agent, create_job, read_error_detail
 from tests.support.volunteers import (
     VolunteerAgent,
     build_document,
@@ -258,22 +257,3 @@ def test_registration_over_address_limit_is_refused(db: None, client: Any) -> No
     response = register_volunteer(client)
     assert (response.status_code, response["Retry-After"]) == (429, "800")  # the end of the clock's hour
     assert "Try again in 14 min." in read_error_detail(response)
-
-
-@pytest.mark.parametrize(
-    ("rephraser", "obstacle"),
-    [
-        ({"models": ("tiny", "other"), "campaign": "small"}, None),
-        ({"models": ("other",)}, "labeled model:tiny"),
-        ({"campaign": "another"}, "that rephrases for this campaign too"),
-    ],
-)
-def test_rephrase_job_matches_models_and_campaign_of_its_node(
-    campaign: Campaign, rephraser: dict[str, Any], obstacle: str | None
-) -> None:
-    sessions.queue_sessions()
-    group = job_groups.build_group_from_job(Job.objects.filter(kind="rephrase")[0])
-    rephrasing = protocol.Rephraser(back_end="vllm", **rephraser)
-    hardware = HARDWARE.model_copy(update={"kinds": ("rephrase",), "rephraser": rephrasing})
-    node, _ = create_node(packets=Node.Packets.BETWEEN, hardware=dict(hardware))
-    assert matching.find_obstacle(group, node_slots.build_node_slot(node, group.waiting_since)) == obstacle

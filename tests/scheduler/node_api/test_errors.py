@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from datetime import timedelta
 
 import pytest
@@ -12,7 +11,6 @@ from django.utils import timezone
 from scheduler import lease_sweeper, node_tokens, pool, rate_limits
 from scheduler.models import Job, Lease
 from tests.support.pool import (
-    HARDWARE,
     ROOT,
     Agent,
     ClaimedJob,
@@ -81,15 +79,6 @@ def test_ended_lease_rejects_every_call(claimed_job: ClaimedJob) -> None:
     assert not claimed_job.job.checkpoints.exists()
 
 
-def test_other_protocol_version_is_refused_with_update_hint(agent: Agent) -> None:
-    body = {"version": 2, "hardware": {"something": "new"}, "and": "more"}
-    response = agent.call("/poll", json.dumps(body))
-    assert response.status_code == 426
-    assert "Update" in read_error_detail(response)
-    token = node_tokens.create_join_token()
-    assert agent.call("/register", json.dumps({"version": 0}), token).status_code == 426
-
-
 @pytest.mark.usefixtures("rate_limit_clock")
 def test_node_over_rate_limit_of_a_slot_gets_429(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
     """A node may have 64 slots, each of which polls every ten seconds."""
@@ -98,10 +87,3 @@ def test_node_over_rate_limit_of_a_slot_gets_429(agent: Agent, monkeypatch: pyte
         assert [agent.poll(lane=slot, lanes=3).status_code for _ in range(3)] == [200, 200, 429]
     assert agent.poll()["Retry-After"] == "20"
     assert Agent(create_node("calm")[1]).poll().status_code == 200
-
-
-def test_unknown_field_of_a_newer_agent_is_rejected_with_its_name(agent: Agent) -> None:
-    message = json.loads(protocol.encode_message(protocol.Poll(hardware=HARDWARE))) | {"mood": "good"}
-    response = agent.call("/poll", json.dumps(message))
-    assert response.status_code == 422
-    assert read_error_detail(response) == "Unknown field mood. Is the agent newer than the site?"

@@ -68,14 +68,6 @@ def test_deactivated_account_joins_and_runs_no_node() -> None:
     assert Node.objects.count() == 1
 
 
-def test_third_node_with_the_longest_name_gets_a_free_one() -> None:
-    names = [node_tokens.find_free_name("n" * 80)]
-    for _ in range(3):
-        Node.objects.create(name=names[-1])
-        names.append(node_tokens.find_free_name("n" * 80))
-    assert names == ["n" * 80, *("n" * 74 + f"-{number}" for number in (2, 3, 4))]
-
-
 def test_tokens_are_hashed_in_every_table_and_have_prefixes() -> None:
     join = node_tokens.create_join_token()
     node = read_registration(post_registration(join)).token

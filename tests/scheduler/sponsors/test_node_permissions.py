@@ -149,10 +149,3 @@ def test_node_settings_without_public_name_can_be_saved_by_maintainer(owner: Use
     assert node.max_hours == 7
     assert not Sponsor.objects.exists()
     assert b"Enter a name, or choose to stay anonymous." in sign_in_as("owner", owner).post(address, data).content
-
-
-def test_node_action_without_two_factor_setting_is_allowed_for_maintainer(owner: User, settings: Settings) -> None:
-    settings.STAFF_TWO_STEP = False
-    node, _ = create_node(owner=owner, state="online")
-
-    assert post_node_action(sign_in_as("maintainer", owner), node, ACTIONS["drain"]).status_code == 302

@@ -9,7 +9,7 @@ from django.contrib.auth.models import Group, User
 from leaderboard.models import Entry, OutboxMessage, Run, Track
 from leaderboard.submissions import intake
 from scheduler import transitions
-from scheduler.models import Event, Node
+from scheduler.models import Node
 from tests.leaderboard.conftest import finish_run
 from tests.support import github_payloads as payloads
 from tests.support.github_server import compute_user_id
@@ -37,14 +37,6 @@ def list_reactions(pull: PullRequestAuthor) -> list[str]:
 
 def list_run_states() -> list[str]:
     return list(Run.objects.order_by("pk").values_list("state", flat=True))
-
-
-def test_approve_by_maintainer_approves_commit_of_comment_time(pull: PullRequestAuthor) -> None:
-    pull.post_comment("mara", "Looks good.\n\n/approve\n")
-    entry = Entry.objects.get()
-    assert (entry.state, list_run_states(), list_reactions(pull), pull.answers) == ("approved", ["waiting"], ["+1"], [])
-    assert "github:mara" in {event.actor for event in Event.objects.about(entry)}
-    assert f"mara: `/approve`: Commit {pull.sha[:8]} is approved." in pull.comment
 
 
 def test_approve_of_another_commit_than_the_newest_is_refused(pull: PullRequestAuthor) -> None:

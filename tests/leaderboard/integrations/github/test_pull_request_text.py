@@ -195,17 +195,6 @@ def test_front_matter_in_other_notation_gives_same_fields(body: str) -> None:
     assert parse_body(body) == FrontMatter(**FIELDS)
 
 
-def test_front_matter_with_several_faults_lists_all() -> None:
-    parsed = parse_body("---\ntrack: smal\nhypotesis: It helps.\ncontact:\n---")
-    assert parsed.problems == (
-        "There is no field `hypotesis`: is `hypothesis` meant?",
-        "There is no track “smal”: it is one of `small`, `day`.",
-        "`hypothesis` is missing: say in a sentence what you expect to see, and why.",
-        "`expected_effect` is missing: say how much, for instance “3 % less compute”, “no change” or “not known”.",
-        "`contact` is missing: say how to reach you, for instance “@ada”.",
-    )
-
-
 def test_front_matter_of_unchanged_template_is_none() -> None:
     assert front_matter.parse_front_matter(TEMPLATE.read_text(), TRACKS) is None
     assert front_matter.parse_front_matter(TEMPLATE.read_text().replace("\n", "\r\n"), TRACKS) is None
