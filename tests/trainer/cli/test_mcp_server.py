@@ -33,8 +33,8 @@ except KeyboardInterrupt:
 class CancellingContext:
     """The part of a tool's context that commands use. It cancels the tool at the first progress."""
 
-    def __init__(self) -> None:
-        self.scope = anyio.CancelScope()
+    def __init__(self, scope: anyio.CancelScope) -> None:
+        self.scope = scope
         self.reports: list[tuple[float, float | None, str]] = []
 
     async def report_progress(self, progress: float, total: float | None, message: str) -> None:
@@ -51,13 +51,13 @@ def test_cancelled_tool_reports_its_progress_and_interrupts_its_command(
         (tmp_path / "trainer" / f"{name}.py").write_text(source)
     monkeypatch.chdir(tmp_path)
 
-    async def run_cancelled(context: Any) -> None:
-        with context.scope:
+    async def run_cancelled() -> CancellingContext:
+        with anyio.CancelScope() as scope:
+            context: Any = CancellingContext(scope)
             await mcp_server.run_command(context, "try", "idea")
+        return context
 
-    context = CancellingContext()
-    anyio.run(run_cancelled, context)
-    assert context.reports == [(0, None, "working"), (1, 3, "1 of 3  first")]
+    assert anyio.run(run_cancelled).reports == [(0, None, "working"), (1, 3, "1 of 3  first")]
     assert (tmp_path / "interrupted").exists()
 
 
