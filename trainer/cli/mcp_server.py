@@ -34,7 +34,6 @@ verdict."""
 NEXT_STEPS = """Write trainer/models/{name}.py and add its line to ARCHITECTURES in trainer/models/__init__.py.
 trainer/models/base.py is the contract; `example` is an entry. Then call smoke("{name}")."""
 STOP_SECONDS = 20.0
-MAX_LINE = 2**20
 BOARD_FIELDS = ("entry", "title", "architecture", "author", "bits_per_byte", "trust", "parameters", "estimate")
 UNREAD = {"smoke": None, "graph": None, "graph_files": None}
 """Parts of answers that have thousands of numbers; `trace` returns those of a graph."""
@@ -149,9 +148,8 @@ def start_branch(source: str, name: str) -> None:
 async def run_command(context: Context, *arguments: str, token: str = "") -> Any:
     """Run a command in a process; return its JSON, or its text. Raise `ToolError` with its last lines."""
     command, environment = [sys.executable, "-m", "trainer.cli", *arguments], {**os.environ, TOKEN_VARIABLE: token}
-    pipes: dict[str, Any] = {"stdin": DEVNULL, "stdout": PIPE, "stderr": PIPE, "limit": MAX_LINE}
+    pipes = {"stdin": DEVNULL, "stdout": PIPE, "stderr": PIPE}
     process = await asyncio.create_subprocess_exec(*command, **pipes, env=environment, start_new_session=True)
-    assert process.stdout is not None
     try:
         printed, lines = await asyncio.gather(process.stdout.read(), report_lines(process, context))
         code = await process.wait()

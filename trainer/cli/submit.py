@@ -74,7 +74,8 @@ def push_commit(options: argparse.Namespace) -> None:
 
 
 def run_git(*arguments: str) -> str:
-    result = subprocess.run(["git", *arguments], capture_output=True, text=True, check=False)
+    command = ["git", *arguments]
+    result = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     if result.returncode:
         reason = result.stderr.strip().splitlines()[-1:] or ["it failed"]
         raise UserError(f"git {' '.join(arguments)}: {reason[0]}")
@@ -153,7 +154,7 @@ def request_run(options: argparse.Namespace, config: dict[str, Any], sha: str, t
         "track": options.track,
         "hypothesis": options.hypothesis,
         "config": config,
-        "based_on": options.based_on,
+        **({"based_on": options.based_on} if options.based_on else {}),  # a site may be older
         # Entries of one commit with different settings.
         "variant": hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()[:16] if config else "",
     }

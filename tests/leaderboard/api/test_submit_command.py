@@ -13,7 +13,7 @@ from django.test import Client
 
 from leaderboard.integrations.github.front_matter import parse_front_matter
 from leaderboard.models import ApiToken, Entry, Run, Track
-from tests.leaderboard.conftest import Repository
+from tests.leaderboard.conftest import GIT, Repository
 from tests.support.paths import REPOSITORY
 from trainer.cli import site_api
 from trainer.cli.main import main as dailytrain
@@ -50,8 +50,13 @@ def test_submit_prints_description_that_site_can_parse(
 
 
 def test_submit_with_push_commits_models_to_a_branch_of_their_own(
-    main_repository: Repository, checkout: Repository, capsys: pytest.CaptureFixture[str]
+    main_repository: Repository,
+    checkout: Repository,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    for name, value in GIT.items():
+        monkeypatch.setenv(name, value)
     main = main_repository.git("rev-parse", "main")
     checkout.write({"trainer/models/idea.py": "x = 1\n", "notes.txt": "Not an entry's.\n"})
     assert dailytrain(["submit", *FLAGS, "--push"]) == 2

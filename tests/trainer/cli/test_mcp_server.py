@@ -30,17 +30,17 @@ except KeyboardInterrupt:
 """
 
 
-class ProgressRecorder:
-    """The part of a tool's context that commands use."""
+class CancellingContext:
+    """The part of a tool's context that commands use. It cancels the tool at the first progress."""
 
-    def __init__(self) -> None:
+    def __init__(self, scope: anyio.CancelScope) -> None:
+        self.scope = scope
         self.reports: list[tuple[float, float | None, str]] = []
-        self.has_begun = anyio.Event()
 
     async def report_progress(self, progress: float, total: float | None, message: str) -> None:
         self.reports.append((progress, total, message))
         if total:
-            self.has_begun.set()
+            self.scope.cancel()
 
 
 def test_cancelled_tool_reports_its_progress_and_interrupts_its_command(
@@ -51,15 +51,13 @@ def test_cancelled_tool_reports_its_progress_and_interrupts_its_command(
         (tmp_path / "trainer" / f"{name}.py").write_text(source)
     monkeypatch.chdir(tmp_path)
 
-    async def cancel_after_progress() -> ProgressRecorder:
-        recorder: Any = ProgressRecorder()
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(mcp_server.run_command, recorder, "try", "idea")
-            await recorder.has_begun.wait()
-            tasks.cancel_scope.cancel()
-        return recorder
+    async def run_cancelled() -> CancellingContext:
+        with anyio.CancelScope() as scope:
+            context: Any = CancellingContext(scope)
+            await mcp_server.run_command(context, "try", "idea")
+        return context
 
-    assert anyio.run(cancel_after_progress).reports == [(0, None, "working"), (1, 3, "1 of 3  first")]
+    assert anyio.run(run_cancelled).reports == [(0, None, "working"), (1, 3, "1 of 3  first")]
     assert (tmp_path / "interrupted").exists()
 
 
