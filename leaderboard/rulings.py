@@ -52,8 +52,9 @@ def store_ruling(entry: Entry, ruling: int | None) -> None:
     Entry.objects.filter(pk=entry.pk).update(ruling=ruling)
     sentence = f"Ruling {ruling}: it does not rank." if ruling else f"Ruling {entry.ruling_id} no longer concerns it."
     Event.record(SITE_ACTOR, entry, sentence)
-    for each in filter(None, {entry.ruling_id, ruling} if entry.pull_request_id else ()):
-        enqueue_comments(each, [entry.pull_request_id])
+    if pull := entry.pull_request_id:
+        for each in filter(None, {entry.ruling_id, ruling}):
+            enqueue_comments(each, [pull])
 
 
 @transaction.atomic

@@ -26,8 +26,8 @@ def test_flood_has_its_shares_and_bursts() -> None:
     counts = Counter(idea.kind for idea in ideas)
     assert len(ideas) == 2_048
     assert counts["gain"] == pytest.approx(GAINS * 2_048, rel=0.3)
-    assert counts["copy"] + counts["near"] == pytest.approx(COPIES * 2_048, rel=0.1)
-    assert counts["broken"] + counts["cap"] == pytest.approx(BROKEN * 2_048, rel=0.1)
+    assert counts["copy"] + counts["near"] == pytest.approx(COPIES * 2_048, rel=0.15)
+    assert counts["broken"] + counts["cap"] == pytest.approx(BROKEN * 2_048, rel=0.15)
     assert all(1.02 <= idea.multiplier <= 1.3 for idea in ideas if idea.kind == "gain")
     assert max(Counter(int(idea.at // 86_400) for idea in ideas).values()) >= 200
     assert all(idea.original < idea.number for idea in ideas if idea.kind == "copy")

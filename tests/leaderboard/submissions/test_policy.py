@@ -135,6 +135,25 @@ def test_hours_of_author_and_site_limit_approvals_of_a_day(open_track: Track) ->
     assert decide(entries[2]) == ("approved", "")
 
 
+def test_many_waiting_entries_are_decided_again_in_turns(
+    open_track: Track, monkeypatch: pytest.MonkeyPatch, time_machine: Any
+) -> None:
+    ApprovalLimits.objects.update(author_hours=99, site_hours=99)
+    for number in range(5):
+        propose_entry(open_track, number, is_held=True)
+    assert policy.decide_entries() == 0
+    Entry.objects.update(is_held=False)
+    monkeypatch.setattr(policy, "AT_ONCE", 3)
+    propose_entry(open_track, 5)
+    time_machine.move_to(1_200_000_000, tick=False)
+    counts = []
+    for _ in range(2):
+        counts.append(policy.decide_entries())
+        time_machine.shift(60)
+    assert sum(counts) == 6, "the new one at once, the others within two minutes"
+    assert 3 <= counts[0] <= 4
+
+
 def test_reopened_entry_is_not_approved_by_policy_again(open_track: Track) -> None:
     entry = propose_entry(open_track, 1)
     decide(entry)
