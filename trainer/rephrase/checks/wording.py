@@ -46,7 +46,7 @@ FORMS_OF_TALK = (
     r"let(?: me|['’]s| us) (?:think|analy[sz]e|break|read|start|begin|tackle|see|go|work|look|carefully|parse|draft)\b",
     r"(?:the )?(?:task|prompt|instructions?)(?: here)? (?:is|was|asks?|says?|wants?|requires?)\b",
     r"(?:here(?:['’]s| is) )?(?:a |my |the )?(?:thinking|thought|reasoning|analysis)(?: process)?[*_ ]*:",
-    rf"(?:to|step 1[:.]) (?:{MAKING}\w+|understand|analy[sz]e|read) (?:this|the) (?:\w+ )?(?:text|passage|excerpt|task)\b",
+    rf"(?:to|step 1[:.]) (?:{MAKING}\w+|understand|analy[sz]e|read) (?:this|the) (?:\w+ )?(?:text|passage|task)\b",
     r"(?:the|this) (?:given |provided |original )?(?:text|passage|excerpt) (?:can be|says|describes|discusses)\b",
     # Introductions and labels, and marks around the answer.
     rf"(?:here(?:['’]s)?|below|the following)(?: is| are| you)?\b[^\n]{{0,160}}?{LAST}|as (?:you )?requested\b",
