@@ -33,7 +33,7 @@ NO_TEXT = re.compile(
 LAST = r"(?=[:：][*_\"”]*\s|[*_]*[ \t]*\n\s*\n)"  # ends an introduction
 MAKING = r"(?:(?:para|re)phras|rewrit|reword|restat|simplif|summari|convert|translat|condens)"
 TASK = (
-    rf"(?:{MAKING}|(?:produc|writ|creat|mak|giv|turn|provid|generat|craft|output|keep|cover)\w*\b[^\n]{{0,60}}?\b"
+    rf"(?:{MAKING}|(?:produc|writ|creat|mak|giv|turn|provid|generat|craft|output|keep|cover|understand|analy|read)\w*\b[^\n]{{0,60}}?\b"
     r"(?:text|passage|paragraph|version|conversation|dialogue|questions?|answers?|table|tutorial|summary|facts?"
     r"|word problem|instructions?|sentences?)\b)"
 )
