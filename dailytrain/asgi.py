@@ -38,7 +38,7 @@ FILE_PATH = re.compile(
     r"/api/node/v1/leases/0*(?P<lease>\d+)/blobs/|/runs/\d+/(weights|parts)/|/campaigns/[^/]+/files/|/graphs/|/download/"
 )
 BODY_SECONDS = 30.0  # for the body of a request that is not a file
-COLLECTED_BYTES = 256 * 2**20  # of such bodies together
+COLLECTED_BYTES = 512 * 2**20  # of such bodies together: those that docker/nginx.conf.template lets in
 collected_bytes = 0  # now
 UPLOAD_SECONDS = 1200.0  # for a piece of a file: 7 kB/s
 UPLOADS_PER_LEASE = 4  # at a time; the agent sends one or two
