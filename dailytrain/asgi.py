@@ -38,7 +38,7 @@ FILE_PATH = re.compile(
     r"/api/node/v1/leases/0*(?P<lease>\d+)/blobs/|/runs/\d+/(weights|parts)/|/campaigns/[^/]+/files/|/graphs/|/download/"
 )
 BODY_SECONDS = 30.0  # for the body of a request that is not a file
-COLLECTED_BYTES = 256 * 2**20  # of such bodies together
+COLLECTED_BYTES = 512 * 2**20  # of such bodies together: those that docker/nginx.conf.template lets in
 collected_bytes = 0  # now
 UPLOAD_SECONDS = 1200.0  # for a piece of a file: 7 kB/s
 UPLOADS_PER_LEASE = 4  # at a time; the agent sends one or two
@@ -85,7 +85,8 @@ async def dispatch(scope: Scope, receive: Receive, send: Send) -> None:
 async def collect_and_answer(application: Any, scope: Scope, receive: Receive, send: Send) -> None:
     """Answer a request when its whole body is here, unless that takes too much time or memory."""
     global collected_bytes
-    length = dict(scope["headers"]).get(b"content-length", b"0")
+    headers = dict(scope["headers"])
+    length, is_chunked = headers.get(b"content-length", b"0"), b"transfer-encoding" in headers
     if length.isdigit() and int(length) > settings.DATA_UPLOAD_MAX_MEMORY_SIZE:
         await refuse(send, 413, "The body is too large.")
         return
@@ -93,13 +94,15 @@ async def collect_and_answer(application: Any, scope: Scope, receive: Receive, s
     try:
         try:
             async with asyncio.timeout(BODY_SECONDS):
-                receive = await read_whole_body(length, receive, body)
+                receive = await read_whole_body(is_chunked or (length.isdigit() and int(length) > 0), receive, body)
         except TimeoutError:
             await refuse(send, 408, "The body did not arrive in time.")
             return
         except MemoryError:
             await refuse(send, 503, "The site receives too many bodies at a time.")
             return
+        if is_chunked:  # WSGI reads as much as the length says
+            scope["headers"] = [*scope["headers"], (b"content-length", b"%d" % len(body))]
         await application(scope, receive, send)
     finally:
         collected_bytes -= len(body)
@@ -140,19 +143,19 @@ async def watch_disconnect(receive: Receive, disconnected: Event) -> None:
     disconnected.set()
 
 
-async def read_whole_body(length: bytes, receive: Receive, body: bytearray) -> Receive:
-    """Return a function that receives the body at once, or no body without a length.
+async def read_whole_body(has_body: bool, receive: Receive, body: bytearray) -> Receive:
+    """Return a function that receives the body at once.
 
-    Raise MemoryError if all bodies together are too large.
+    Raise MemoryError if it, or all bodies together, are too large.
     """
     global collected_bytes
-    event: Any = {"more_body": length.isdigit() and int(length) > 0}
+    event: Any = {"more_body": has_body}
     while event.get("more_body"):
         event = await receive()
         chunk = event.get("body", b"")
         body += chunk
         collected_bytes += len(chunk)
-        if collected_bytes > COLLECTED_BYTES:
+        if collected_bytes > COLLECTED_BYTES or len(body) > settings.DATA_UPLOAD_MAX_MEMORY_SIZE:
             raise MemoryError
     events: list[Any] = [{"type": "http.request", "body": body, "more_body": False}]
     if event.get("type") == "http.disconnect":

@@ -98,15 +98,17 @@ def find_uncharged_time(rows: Sequence[Checkpoint], preparation: timedelta) -> s
     """Return a sentence if a node charged much less than passed in a lease, or after its first checkpoint in it.
 
     Downloads and the preparation of a dataset, before its node reports the phase "running", do not count, up to
-    `preparation`: the phase is what a node says, and it may train meanwhile.
+    `preparation` for all leases of a node: the phase is what it says, and it may train meanwhile.
     """
-    before = 0.0
+    before, left = 0.0, dict.fromkeys((row.lease.node_id for row in rows if row.lease), preparation)
     for _, group in groupby(rows, attrgetter("lease")):
         first, *others = group
         last, lease = (others or [first])[-1], first.lease
         spans = [(first.created_at, first.seconds or 0.0)]
         if lease is not None:
-            spans.append((min(lease.running_at or first.created_at, lease.started_at + preparation), before))
+            began = min(lease.running_at or first.created_at, lease.started_at + left[lease.node_id])
+            left[lease.node_id] -= began - lease.started_at
+            spans.append((began, before))
         for start, charged_before in spans:
             charged, passed = (last.seconds or 0.0) - charged_before, (last.created_at - start).total_seconds()
             if passed > UNCHARGED_FACTOR * charged + UNCHARGED_SECONDS:

@@ -22,6 +22,7 @@ import pytest
 import yaml
 from django.core.exceptions import ImproperlyConfigured
 
+from dailytrain import asgi
 from dailytrain.environment import read_networks
 from dailytrain.proxies import TrustedProxiesMiddleware
 from scheduler.page_cache import PROXY_SECONDS
@@ -280,6 +281,8 @@ def test_volume_of_the_proxy_holds_all_uploads_at_once(services: dict[str, Any])
     size = re.search(r"size=(\d+)m", dict(mount.split(":", 1) for mount in services["proxy"]["tmpfs"])["/tmp/uploads"])
     most = re.search(r"limit_conn all_uploads (\d+);", TEMPLATE.read_text())
     assert int(most[1]) * PIECE_BYTES < int(size[1]) * 2**20  # type: ignore[index]
+    bodies = re.findall(r"limit_conn all_(?:lease_)?bodies (\d+);", TEMPLATE.read_text())
+    assert sum(map(int, bodies)) * 4 * 2**20 < asgi.COLLECTED_BYTES, "strangers' bodies leave memory for reports"
 
 
 def test_body_that_is_no_file_reaches_the_site_as_it_arrives(

@@ -211,24 +211,30 @@ def test_run_that_charges_less_than_the_server_computes_is_disputed(
 @pytest.mark.parametrize(
     ("says_running", "size", "hours", "state"),
     [
-        (False, 10**6, 4.0, "disputed"),
-        (True, 10**6, 4.0, "disputed"),
-        (False, 10**6, 1.2, "provisional"),
-        (True, 10**10, 4.0, "provisional"),  # 10 GB take so long over a slow line
+        (False, 10**6, (4.0,), "disputed"),
+        (True, 10**6, (4.0,), "disputed"),
+        (False, 10**6, (1.2,), "provisional"),
+        (False, 10**6, (0.4, 0.4), "provisional"),
+        (False, 10**6, (1.0, 1.0), "disputed"),  # two leases, and one dataset
+        (True, 10**10, (4.0,), "provisional"),  # 10 GB take so long over a slow line
     ],
 )
 def test_node_that_trains_while_it_says_it_prepares_is_disputed(
-    run: Run, lease: Lease, says_running: bool, size: int, hours: float, state: str
+    run: Run, lease: Lease, capable_node: Node, says_running: bool, size: int, hours: tuple[float, ...], state: str
 ) -> None:
     manifest = Blob.objects.create(sha256="e" * 64, size=size)
     SeasonFile.objects.create(season=run.season, kind="dataset", path="manifest.json", blob=manifest)
     now = timezone.now()
-    running_at = now - timedelta(seconds=700) if says_running else None
-    Lease.objects.filter(pk=lease.pk).update(started_at=now - timedelta(hours=hours), running_at=running_at)
-    lease.refresh_from_db()
-    upload_checkpoint(lease, 20, build_state(20, 600.0))
+    for number, passed in enumerate(hours, start=1):
+        if number > 1:
+            assert leases.lose_lease(lease, "Its heartbeat stopped.")
+            lease = Lease.objects.get(pk=leases.claim_job(capable_node).lease)
+        running_at = now - timedelta(seconds=700) if says_running else None
+        Lease.objects.filter(pk=lease.pk).update(started_at=now - timedelta(hours=passed), running_at=running_at)
+        lease.refresh_from_db()
+        upload_checkpoint(lease, 20 * number, build_state(20 * number, 600.0 * number / len(hours)))
     JobFile.objects.create(job=lease.job, path="run.json", blob=storage.store_bytes(b"{}"))
     Run.objects.filter(pk=run.pk).update(budget="10m")
-    finish_job(lease.job, {"step": 20})
+    finish_job(lease.job, {"step": 20 * len(hours)})
     run.refresh_from_db()
     assert run.trust == state, run.reason

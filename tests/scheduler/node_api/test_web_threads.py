@@ -6,6 +6,7 @@ import hashlib
 import select
 import socket
 from contextlib import ExitStack
+from typing import Any
 
 import httpx
 import pytest
@@ -98,6 +99,15 @@ def test_page_is_answered_while_slow_clients_send_bodies(site_url: str) -> None:
                 stack.enter_context(connection).sendall(f"{head}\r\n\r\n--x\r\n".encode())
         for path, status in (("/healthz", 200), (f"/graphs/{HASH}/graph.json", 404)):
             assert httpx.get(f"{site_url}{path}", timeout=WAIT_SECONDS).status_code == status
+
+
+def test_body_in_chunks_is_read_as_one_with_a_length(site_url: str) -> None:
+    def post(content: Any) -> httpx.Response:
+        return httpx.post(f"{site_url}/api/node/v1/volunteer", content=content, timeout=WAIT_SECONDS)
+
+    whole = post(b'{"unknown": 1}')
+    assert whole.status_code == 422
+    assert post(iter([b'{"unknown"', b": 1}"])).json() == whole.json()
 
 
 def test_body_that_does_not_arrive_in_time_is_refused(site_url: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,7 +33,7 @@ NO_TEXT = re.compile(
 LAST = r"(?=[:：][*_\"”]*\s|[*_]*[ \t]*\n\s*\n)"  # ends an introduction
 MAKING = r"(?:(?:para|re)phras|rewrit|reword|restat|simplif|summari|convert|translat|condens)"
 TASK = (
-    rf"(?:{MAKING}|(?:produc|writ|creat|mak|giv|turn|provid|generat|craft|output|keep|cover)\w*\b[^\n]{{0,60}}?\b"
+    rf"(?:{MAKING}|(?:produc|writ|creat|mak|giv|turn|provid|generat|craft|output|keep|cover|understand|analy|read)\w*\b[^\n]{{0,60}}?\b"
     r"(?:text|passage|paragraph|version|conversation|dialogue|questions?|answers?|table|tutorial|summary|facts?"
     r"|word problem|instructions?|sentences?)\b)"
 )
@@ -44,9 +44,9 @@ FORMS_OF_TALK = (
     rf"{YES}[,.!…]+\s+(?:so\b|let|i\b|we\b|here|first|the|this|now|rewrit)",
     rf"(?:(?:first|now|so)[\s,]+)?(?:i|we|let me|let['’]s|let us)\b[^.\n]{{0,40}}?\b{TASK}",
     r"let(?: me|['’]s| us) (?:think|analy[sz]e|break|read|start|begin|tackle|see|go|work|look|carefully|parse|draft)\b",
-    r"(?:the )?(?:task|prompt|instructions?|request|goal)(?: here)? (?:is|was|asks?|says?|wants?|requires?)\b",
+    r"(?:the )?(?:task|prompt|instructions?)(?: here)? (?:is|was|asks?|says?|wants?|requires?)\b",
     r"(?:here(?:['’]s| is) )?(?:a |my |the )?(?:thinking|thought|reasoning|analysis)(?: process)?[*_ ]*:",
-    r"(?:to|step 1[:.]) (?:rephrase|rewrite|paraphrase|reword|simplify|understand|analy[sz]e|read) (?:this|the)\b",
+    rf"(?:to|step 1[:.]) (?:{MAKING}\w+|understand|analy[sz]e|read) (?:this|the) (?:\w+ )?(?:text|passage|task)\b",
     r"(?:the|this) (?:given |provided |original )?(?:text|passage|excerpt) (?:can be|says|describes|discusses)\b",
     # Introductions and labels, and marks around the answer.
     rf"(?:here(?:['’]s)?|below|the following)(?: is| are| you)?\b[^\n]{{0,160}}?{LAST}|as (?:you )?requested\b",
