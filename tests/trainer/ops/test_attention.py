@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 import torch.nn.attention
+import torch.nn.functional as F
 from torch import Tensor
 
 from tests.trainer.ops.varlen_kernel import register_varlen_kernel
