@@ -114,7 +114,7 @@ def score() -> None:
 def measure_quantized() -> None:
     """Error of a model's logits in 8 and 4 bits beside bf16, and the milliseconds of a row."""
     if importlib.util.find_spec("bitsandbytes") is None:
-        skip("the package bitsandbytes")
+        skip("bitsandbytes is not installed")
     wait_for_turn()
     device, (depth, length) = get_device(), (2, 64) if is_rehearsal() else (12, 2048)
     module = load_architecture("gpt")

@@ -41,9 +41,7 @@ STAGES = (
     Stage("quantized", 8, 10, 0.5, 4, runs.measure_quantized, "errors 0.024 and 0.145; 26 and 36 ms", ()),
     Stage("resume", 5, 150, 0, 10, runs.resume, "deviations below 0.1", shares_gpu=True),
     Stage("replays", 60, 110, 0, 4, runs.measure_replays, NO_FIGURE, shares_gpu=True),
-    Stage(
-        "ladder", 120, 60, 0, 6, runs.compare_with_ladder, "less than three standard deviations off", shares_gpu=True
-    ),
+    Stage("ladder", 120, 60, 0, 6, runs.compare_with_ladder, "at most three standard deviations off", shares_gpu=True),
     Stage("night", 5, 160, 0, 12, night.rehearse_night, "main is scored and on the board", shares_gpu=True),
     Stage("two-processes", 5, 200, 0, 16, two_processes.compare_strategies, "losses as one", shares_gpu=True),
     Stage("d20", 190, 24, 5, 52, measure_steps(20, 256, 16, 3), NO_FIGURE),
