@@ -11,14 +11,17 @@ from django.urls import reverse
 from leaderboard.models import Entry, Run, Track
 from scheduler.campaigns.models import Campaign
 
-PAGE_NAMES = "board queue calendar nodes campaigns sponsors try about learned rulings acknowledgements".split()
+PAGE_NAMES = (
+    "board", "queue", "calendar", "nodes", "campaigns", "sponsors", "try", "about", "learned", "rulings",
+    "acknowledgements",
+)  # fmt: skip
 
 
 class PageSitemap(Sitemap):  # type: ignore[type-arg]
     """Pages that always exist."""
 
     def items(self) -> list[str]:
-        return PAGE_NAMES
+        return list(PAGE_NAMES)
 
     def location(self, item: str) -> str:
         return reverse(item)

@@ -1,4 +1,4 @@
-"""Stores standings as rows: recomputed by Celery when a scored run or a rule changes, read by pages, API and badges.
+"""Stores standings as rows: recomputed by Celery when a scored run or a rule changes, read by pages and API.
 
 `leaderboard.recomputation` enqueues the task when a change is committed. The task may run twice and late: rows are
 replaced only if no other task has replaced them since it began, and a table whose `version` is current is left alone.

@@ -236,7 +236,7 @@ def get_stored(root: nn.Module, name: str) -> Tensor:
 # --- the recipe -------------------------------------------------------------------------------------------------------
 
 
-MAX_PATTERNS, MAX_PATTERN_LENGTH = 500, 1_000  # the length in characters: each pattern is compared with each parameter's name
+MAX_PATTERNS, MAX_PATTERN_LENGTH = 500, 1_000  # each is compared with each parameter's name
 
 
 def describe_recipe(recipe: Recipe, config: ArchitectureConfig) -> dict[str, Any]:

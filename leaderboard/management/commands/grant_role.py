@@ -1,4 +1,4 @@
-"""`manage.py grant_role`: grant or revoke a role; creates the first maintainer of a site."""
+"""`manage.py grant_role`: grant a role; creates the first maintainer of a site."""
 
 from __future__ import annotations
 
@@ -12,17 +12,15 @@ from leaderboard import permissions
 
 
 class Command(BaseCommand):
-    help = "Grant a role to a user who has signed in, or revoke it with --take."
+    help = "Grant a role to a user who has signed in. The admin also revokes roles."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("name")
         parser.add_argument("role", choices=permissions.ROLES)
-        parser.add_argument("--take", action="store_true")
 
-    def handle(self, *args: Any, name: str, role: str, take: bool, **options: Any) -> None:
+    def handle(self, *args: Any, name: str, role: str, **options: Any) -> None:
         user = User.objects.filter(username=name).first()
         if user is None:
             raise CommandError(f"No user {name} has signed in yet.")
-        changed = (permissions.revoke_role if take else permissions.grant_role)(user, role, None)
-        what = f"{permissions.describe_role(role)} {'no longer' if take else 'now'}"
-        self.stdout.write(f"{name} is {what}" if changed else f"{name}: nothing has changed")
+        changed = permissions.grant_role(user, role, None)
+        self.stdout.write(f"{name} is {'now' if changed else 'already'} {permissions.describe_role(role)}.")

@@ -1,4 +1,4 @@
-"""Records as they are drawn: the frontier over time, gains at each scale, badges and link previews."""
+"""Records as they are drawn: the frontier over time, gains at each scale, and link previews."""
 
 from __future__ import annotations
 
@@ -77,18 +77,6 @@ def record_entry() -> Entry:
     """The record of a full board."""
     track, _ = boards.create_board()
     return create_record_entry(track, "Record", 1.3, 1, "record")
-
-
-def test_badges_show_state_baseline_and_record(client: Client, record_entry: Entry) -> None:
-    waiting = scene.create_entry(record_entry.track, "New", "smear", sha="f" * 40, state=Entry.State.PROPOSED)
-    assert client.get(f"/entries/{waiting.pk}/badge.json").json()["message"] == "proposed"
-    baseline = record_entry.track.season.baseline_id
-    assert client.get(f"/entries/{baseline}/badge.json").json()["message"] == "1 (baseline)"
-    Entry.objects.filter(pk=record_entry.pk).update(title='"><script>x</script>')
-    assert b"<script" not in client.get("/tracks/small/badge.svg").content
-    Run.objects.update(trust=Run.Trust.SCORED, revision=5)
-    record_entry.confirmations.all().delete()
-    assert client.get("/tracks/small/badge.json").json()["message"] == "none yet"
 
 
 @pytest.mark.parametrize("path", ["/entries/{}/card.png", "/tracks/small/card.png"])
