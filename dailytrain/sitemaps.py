@@ -11,17 +11,17 @@ from django.urls import reverse
 from leaderboard.models import Entry, Run, Track
 from scheduler.campaigns.models import Campaign
 
-PAGES = (
-    *("board", "queue", "calendar", "nodes", "campaigns", "sponsors", "try", "about", "learned", "rulings"),
-    *("contributors", "acknowledgements"),
-)
+PAGE_NAMES = (
+    "board", "queue", "calendar", "nodes", "campaigns", "sponsors", "try", "about", "learned", "rulings",
+    "contributors", "acknowledgements",
+)  # fmt: skip
 
 
 class PageSitemap(Sitemap):  # type: ignore[type-arg]
     """Pages that always exist."""
 
     def items(self) -> list[str]:
-        return list(PAGES)
+        return list(PAGE_NAMES)
 
     def location(self, item: str) -> str:
         return reverse(item)

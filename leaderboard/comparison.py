@@ -65,7 +65,8 @@ def flatten_table(table: Mapping[str, Any], before: str = "") -> Iterable[tuple[
         if isinstance(value, dict):
             yield from flatten_table(value, f"{before}{name}.")
         elif value is not None:
-            yield f"{before}{name}", value if isinstance(value, str) else json.dumps(value)
+            text = value if isinstance(value, str) else json.dumps(value)
+            yield f"{before}{name}", f"{value:.6g}" if isinstance(value, float) else text
 
 
 def compare_settings(runs: Sequence[Run]) -> tuple[list[Setting], list[Setting]]:

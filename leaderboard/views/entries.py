@@ -38,7 +38,7 @@ def entry(request: HttpRequest, entry_id: int) -> HttpResponse:
     context = {
         "entry": entry,
         "runs": runs,
-        "stopped": next((run for run in runs if run.state == Run.State.STOPPED), None),
+        "latest": next((run for run in runs if run.state != Run.State.CANCELLED), None),
         "own_failures": count_own_failures(runs),
         "groups": group_runs(runs, at_scales),
         "gains": draw_scales(at_scales),

@@ -120,6 +120,7 @@ def test_sponsor_fills_form_runs_installed_agent_and_gets_certificate(
     page.get_by_role("button", name="Drain").click()
     expect(page.locator("h1 .status")).to_have_text("draining")
     assert process.wait(WAIT_SECONDS) == 0
+    node_page = page.url
 
     # The certificate and the public list.
     page.get_by_role("link", name="Certificate").click()
@@ -127,6 +128,12 @@ def test_sponsor_fills_form_runs_installed_agent_and_gets_certificate(
     expect(page.locator(".certificate")).to_contain_text("CPU-seconds")
     page.goto("/sponsors/")
     expect(page.get_by_role("row", name="Ada’s garage")).to_contain_text("CPU-seconds")
+
+    # Revoke it: the site knows its token no longer.
+    page.goto(node_page)
+    page.get_by_role("button", name="Revoke").click()
+    expect(page.get_by_role("main")).to_contain_text("revoked")
+    assert Node.objects.get().token_hash is None
 
 
 def test_github_sign_in_is_allowed_by_content_security_policy(

@@ -75,3 +75,15 @@ def test_documentation_builds_without_warnings(tmp_path: Path) -> None:
     assert "https://" not in " ".join(
         re.findall(r'<(?:script|link|img)[^>]+(?:src|href)="([^"]+)', (tmp_path / "docs" / "index.html").read_text())
     )
+
+
+def test_first_site_page_agrees_with_the_computed_sizes_of_a_night() -> None:
+    lines = (DOCS.parent / "benchmarks" / "results" / "track-sizes.md").read_text().splitlines()
+    head, night = (
+        line.split(" | ") for line in lines if line.startswith(("| template | GPUs", "| `night-h100` | 1xh100"))
+    )
+    sizes = {name: float(size.split()[0]) for name, size in zip(head, night, strict=True) if size.endswith(" GB")}
+    kept = sizes["final"] + sizes["milestones"]
+    page = " ".join((DOCS / "tutorial" / "first-site.md").read_text().split())
+    assert f"thirty nights {30 * kept / 1000:.1f} TB (the weights of [{kept:.1f} GB a night]" in page
+    assert sizes["scoring"] < float(re.findall(r"Scoring a night needs a GPU of (\d+) GB", page)[0])

@@ -39,7 +39,7 @@ COMMANDS: dict[str, Command | CommandGroup] = {
     "prepare": Command("trainer.cli.prepare:main", "prepare a dataset from a corpus, or find it in the cache"),
     "train": Command("trainer.train:main", "train an architecture within a budget"),
     "presets": Command("trainer.cli.presets:main", "list the presets of train"),
-    "smoke": Command("trainer.cli.smoke:main", "find most mistakes of an architecture in a minute"),
+    "smoke": Command("trainer.cli.smoke:main", "find most mistakes of an architecture on the CPU"),
     "try": Command("trainer.cli.try_idea:main", "measure ideas against a small ladder of the baseline"),
     "submit": Command("trainer.cli.submit:main", "propose the current commit: a pull request's text, or a run by API"),
     "score": Command("trainer.cli.score:main", "score a run on held-out text"),

@@ -84,8 +84,8 @@ def parse_arguments(argv: Sequence[str] | None) -> tuple[argparse.Namespace, lis
     """Return our own options, and the flags of `dailytrain train`."""
     parser = Parser(
         prog=COMMAND,
-        description="Find most mistakes of an architecture in a minute, on the CPU: does it import, trace as graphs, "
-        "fit, learn, and see no later token?",
+        description="Find most mistakes of an architecture on the CPU: does it import, trace as graphs, fit, learn, "
+        "and see no later token?",
         epilog="Further options are those of dailytrain train: the size that is counted (--preset, --model.depth, "
         "--config FILE; default: daily-h100).",
         allow_abbrev=False,

@@ -236,7 +236,7 @@ def get_stored(root: nn.Module, name: str) -> Tensor:
 # --- the recipe -------------------------------------------------------------------------------------------------------
 
 
-MAX_PATTERNS, MAX_PATTERN = 500, 1_000  # patterns, and characters of one: each is compared with each parameter's name
+MAX_PATTERNS, MAX_PATTERN_LENGTH = 500, 1_000  # each is compared with each parameter's name
 
 
 def describe_recipe(recipe: Recipe, config: ArchitectureConfig) -> dict[str, Any]:
@@ -258,8 +258,8 @@ def read_recipe(traced: TracedArchitecture) -> Recipe:
             for group in table["groups"]
         ]
         patterns = [pattern for group in groups for pattern in group.match]
-        if len(patterns) > MAX_PATTERNS or max(map(len, patterns), default=0) > MAX_PATTERN:
-            raise ValueError(f"its groups have more than {MAX_PATTERNS} patterns of {MAX_PATTERN:,} characters")
+        if len(patterns) > MAX_PATTERNS or max(map(len, patterns), default=0) > MAX_PATTERN_LENGTH:
+            raise ValueError(f"its groups have more than {MAX_PATTERNS} patterns of {MAX_PATTERN_LENGTH:,} characters")
         return Recipe(**{**table, "groups": tuple(groups), "schedule": Schedule(**table["schedule"])})
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise GraphError(f"recipe.json is not a recipe: {to_one_line(error)}") from error

@@ -1,4 +1,4 @@
-"""The smoke test: finds most mistakes of an architecture in a minute on a CPU.
+"""The smoke test: finds most mistakes of an architecture on a CPU.
 
     dailytrain smoke ARCH
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ from rich.text import Text
 
 from trainer.smoke.findings import CHECKS, SmokeCheck
 
+DURATION = "About a minute of CPU time, more for recurrent models; other programs on this machine make it longer."
 ACTIVITIES = {
     "starts": "importing and tracing it, building a small one",
     "fits": "counting its full size",
@@ -29,7 +31,8 @@ def show_checks(options: argparse.Namespace) -> Iterator[Callable[[SmokeCheck], 
         yield lambda check: None if options.job else print_progress(check)
         return
     console = Console()
-    console.print(f"[bold]{options.arch}[/], smoke test on this machine's CPU\n", highlight=False)
+    console.print(f"[bold]{options.arch}[/], smoke test on this machine's CPU", highlight=False)
+    console.print(f"{DURATION}\n", style="dim", highlight=False)
     with console.status(format_activity(CHECKS[0]), spinner="dots") as status:
 
         def print_check(check: SmokeCheck) -> None:
@@ -69,7 +72,8 @@ def print_conclusion(arch: str, record: dict[str, Any]) -> None:
     for hint in record["hints"]:
         console.print(Text(f"  note: {hint}", "yellow"))
     if record["passed"]:
-        console.print(f"\n[bold green]Ready.[/] {record['seconds']:.0f} s. Next: ", end="", highlight=False)
+        used = f"{record['seconds']:.0f} s, with {sum(os.times()[:4]):.0f} s of CPU time"
+        console.print(f"\n[bold green]Ready.[/] {used}. Next: ", end="", highlight=False)
         console.print(f"[bold]dailytrain try {arch}[/] for its multiplier, or a pull request.", highlight=False)
     else:
         console.print("\n[bold]Not yet.[/] Fix it and run the same command again.", highlight=False)
