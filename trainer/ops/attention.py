@@ -3,13 +3,13 @@
 | where | case | path |
 |---|---|---|
 | GPU, 16 bit | anything | `flash-attn 2` if installed and right, without documents and without FA3 or FA4; else `varlen`: torch's own flash kernels, FA3 (Hopper) or FA4 (Blackwell) after `activate_flash_attention` where such a package is installed, FA2 otherwise |
-| GPU, 16 bit | plain, square | `varlen` if FA3 or FA4 was faster through it in a trial, else `sdpa`: torch picks flash, which FA3 then is too, or cuDNN |
+| GPU, 16 bit | plain, square | `sdpa`: torch picks flash, which FA3 then is too, or cuDNN. Both were faster than `varlen` on an H200 (benchmarks/results/gpu.md) |
 | anywhere | plain, square | `sdpa`, which has a flash kernel for CPUs |
 | anywhere | one query, all keys | `sdpa` without a mask |
 | anywhere | the rest | `masked sdpa` |
 
 "Plain" means neither window nor documents; "square" means as many queries as keys. The first matching row applies,
-but plain and square cases use `sdpa` unless `varlen` was faster. All paths equal `reference_attention` up to rounding, and tests check it.
+but plain and square cases use `sdpa`. All paths equal `reference_attention` up to rounding, and tests check it.
 Under autocast all take its type, as torch's sdpa does.
 
 Not covered: grouped queries (repeat the keys), dropout, FlexAttention (it has no backward pass on a CPU).
@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import importlib.util
 import math
-import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import Literal
@@ -38,10 +37,8 @@ AttentionPath = Literal["flash-attn 2", "varlen", "sdpa", "masked sdpa", "refere
 HAS_FLASH_ATTENTION_2 = getattr(importlib.util.find_spec("flash_attn"), "origin", None) is not None
 
 MAX_TRIAL_ERROR = 0.03  # relative, in bf16; wrong windows are wrong by more than 0.3
-WRONG_SIZES, TIMED_SIZES, TIMED_PASSES = (2, 256, 2), (8, 2048, 12), 4  # of trials: rows, tokens, heads
 
 head_sizes: set[int] = set()  # of calls outside of a compiler
-_is_varlen_faster = False  # without windows and documents, by FA3 or FA4
 _is_flash_2_active = False  # flash-attn 2
 _refused_flash: dict[str, str] = {}  # installed packages that failed in a trial, and how
 _is_reference_forced = False
@@ -110,7 +107,7 @@ def select_path(
     queries, keys = query.size(2), key.size(2)
     is_plain = documents is None and (window is None or window >= keys)
     is_on_gpu = query.is_cuda and query.dtype in (torch.bfloat16, torch.float16)
-    if is_plain and queries in (1, keys) and not (is_on_gpu and _is_varlen_faster and queries > 1):
+    if is_plain and queries in (1, keys):
         return "sdpa"
     if is_on_gpu:
         if documents is None and _is_flash_2_active:
@@ -128,7 +125,6 @@ def describe_kernels(device: torch.device) -> str:
 
     newer = current_flash_attention_impl()
     package = ", flash-attn 2" if _is_flash_2_active else ""
-    package += f", full layers by {'varlen' if _is_varlen_faster else 'sdpa'}" if newer else ""
     refused = "".join(f"; {name} is installed and not used: {reason}" for name, reason in _refused_flash.items())
     return f"torch's sdpa and varlen with {newer or 'FA2'}{package}{refused}"
 
@@ -227,13 +223,12 @@ def activate_flash_attention(device: torch.device, sizes: Collection[int]) -> st
     """Use FA3, FA4 or flash-attn 2 if the GPU and an installed package allow; return its name.
 
     A package is tried with heads of these sizes and windows, forward and backward: it may be built for some sizes, and
-    torch 2.11 registers FA4 without a backward pass for windows. FA3 and FA4 are timed without windows, where sdpa may
-    be faster. Never raises: torch's own FA2 is the fallback.
+    torch 2.11 registers FA4 without a backward pass for windows. Never raises: torch's own FA2 is the fallback.
     """
-    global _is_varlen_faster, _is_flash_2_active
+    global _is_flash_2_active
     from torch.nn.attention import activate_flash_attention_impl, restore_flash_attention_impl
 
-    _is_varlen_faster = _is_flash_2_active = False  # an earlier run in this process may have had other heads
+    _is_flash_2_active = False  # an earlier run in this process may have had other heads
     restore_flash_attention_impl(_raise_warn=False)
     newer = {9: ("FA3", "FA4"), 10: ("FA4",)}.get(devices.get_generation(device), ())
     for name in (*newer, *(("flash-attn 2",) if HAS_FLASH_ATTENTION_2 else ())) if sizes else ():
@@ -242,7 +237,6 @@ def activate_flash_attention(device: torch.device, sizes: Collection[int]) -> st
                 activate_flash_attention_impl(name)
             for size in sizes:
                 try_windows(device, size, varlen_attention if name in newer else flash_attention_2)
-            _is_varlen_faster = name in newer and all(is_varlen_faster(device, size) for size in sizes)
         except Exception as error:  # of a package that was built for another GPU or torch, or for other heads
             # Those of `newer` are not installed, or not known to this torch.
             if name not in newer or not isinstance(error, (ModuleNotFoundError, ValueError)):
@@ -256,33 +250,17 @@ def activate_flash_attention(device: torch.device, sizes: Collection[int]) -> st
     return None
 
 
-def build_trial(device: torch.device, sizes: tuple[int, int, int], head_size: int) -> list[Tensor]:
-    """Return query, key, value and a direction for the backward pass."""
-    generator, shape = torch.Generator(device).manual_seed(0), (*sizes, head_size)
-    tensors = (torch.randn(shape, dtype=torch.bfloat16, device=device, generator=generator) for _ in range(4))
-    return [tensor.transpose(1, 2).requires_grad_() for tensor in tensors]
-
-
 def try_windows(device: torch.device, head_size: int, attend: Callable[..., Tensor]) -> None:
     """Raise an error unless a kernel equals the definition with a window, forward and backward."""
-    *leaves, direction = build_trial(device, WRONG_SIZES, head_size)
-    found, wanted = attend(*leaves, 64), reference_attention(*leaves, window=64)
+    window, shape = 64, (2, 256, 2, head_size)
+    generator = torch.Generator(device).manual_seed(0)
+    query, key, value, direction = (
+        torch.randn(shape, dtype=torch.bfloat16, device=device, generator=generator).transpose(1, 2) for _ in range(4)
+    )
+    leaves = [tensor.requires_grad_() for tensor in (query, key, value)]
+    found, wanted = attend(query, key, value, window), reference_attention(*leaves, window=window)
     results = ([out.detach(), *torch.autograd.grad(out, leaves, direction)] for out in (found, wanted))
     for ours, right in zip(*results, strict=True):
         error = float((ours.float() - right.float()).norm() / right.float().norm())
         if not error < MAX_TRIAL_ERROR:
             raise ArithmeticError(f"a windowed pass differs from the definition by {error:.3g}")
-
-
-def is_varlen_faster(device: torch.device, head_size: int) -> bool:
-    """Return whether passes both ways without windows take less time through `varlen` than through sdpa."""
-    *leaves, direction = build_trial(device, TIMED_SIZES, head_size)
-    best = {True: math.inf, False: math.inf}
-    for is_varlen in (True, False) * TIMED_PASSES:
-        devices.synchronize(device)
-        started = time.perf_counter()
-        out = varlen_attention(*leaves, None) if is_varlen else F.scaled_dot_product_attention(*leaves, is_causal=True)
-        torch.autograd.grad(out, leaves, direction)
-        devices.synchronize(device)
-        best[is_varlen] = min(best[is_varlen], time.perf_counter() - started)
-    return best[True] < best[False]

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.attention
-import torch.nn.functional as F
 from torch import Tensor
 
 from tests.trainer.ops.varlen_kernel import register_varlen_kernel
@@ -97,7 +96,7 @@ def test_attention_at_shapes_that_kernels_do_not_check_raises(change: Any, reaso
         attention(query, key, value, window=window, documents=documents)
 
 
-def test_select_path_returns_expected_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_select_path_returns_expected_name() -> None:
     query, key, value = inputs(24)
     assert select_path(query, key) == "sdpa"
     assert select_path(query, key, window=24) == "sdpa"
@@ -113,9 +112,8 @@ def test_select_path_returns_expected_name(monkeypatch: pytest.MonkeyPatch) -> N
         SimpleNamespace(size=lambda i, count=count: (1, 2, count, 8)[i], is_cuda=True, dtype=torch.bfloat16)
         for count in (16, 1)
     )
-    for is_faster, path in ((True, "varlen"), (False, "sdpa")):
-        monkeypatch.setattr(attention_module, "_is_varlen_faster", is_faster)
-        assert (select_path(many, many), select_path(one, many)) == (path, "sdpa")
+    assert (select_path(many, many), select_path(one, many)) == ("sdpa", "sdpa")
+    assert select_path(many, many, window=4) == "varlen"
 
 
 def test_find_document_boundaries_separates_rows() -> None:
@@ -188,8 +186,6 @@ class FlashPackages:
             monkeypatch.setattr(torch.nn.attention, name, value)
         monkeypatch.setattr(attention_module.devices, "get_generation", lambda _: 9)
         monkeypatch.setattr(attention_module, "varlen_attention", attend)
-        monkeypatch.setattr(attention_module, "_is_varlen_faster", False)
-        monkeypatch.setattr(attention_module, "TIMED_SIZES", (1, 4, 1))
         monkeypatch.setattr(attention_module, "_is_flash_2_active", False)
         monkeypatch.setattr(attention_module, "HAS_FLASH_ATTENTION_2", False)
         monkeypatch.setattr(attention_module, "_refused_flash", {})
@@ -229,25 +225,6 @@ def test_flash_package_is_tried_with_the_heads_of_each_run(monkeypatch: pytest.M
         assert attention_module.activate_flash_attention(torch.device("cpu"), sizes) == packages.active == chosen
     attention_module.activate_flash_attention(torch.device("cpu"), {64})
     assert "heads of 64: RuntimeError" in describe_kernels(torch.device("cuda"))
-
-
-@pytest.mark.parametrize(("slow", "chosen"), [("varlen", "sdpa"), ("sdpa", "varlen")])
-def test_full_layers_take_the_path_that_was_faster(slow: str, chosen: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    seconds = 0.0
-
-    def attend(out: Tensor, name: str) -> Tensor:
-        nonlocal seconds
-        seconds += 2.0 if name == slow else 1.0
-        return out
-
-    FlashPackages({"FA3": lambda out, *_: attend(out, "varlen")}, monkeypatch)
-    sdpa = F.scaled_dot_product_attention
-    monkeypatch.setattr(F, "scaled_dot_product_attention", lambda *args, **how: attend(sdpa(*args, **how), "sdpa"))
-    monkeypatch.setattr(attention_module.time, "perf_counter", lambda: seconds)
-    assert attention_module.activate_flash_attention(torch.device("cpu"), {16}) == "FA3"
-    on_gpu: Any = SimpleNamespace(size=lambda i: (1, 2, 16, 8)[i], is_cuda=True, dtype=torch.bfloat16)
-    assert (select_path(on_gpu, on_gpu), select_path(on_gpu, on_gpu, window=4)) == (chosen, "varlen")
-    assert describe_kernels(torch.device("cuda")).endswith(f"FA3, full layers by {chosen}")
 
 
 @pytest.mark.parametrize(
