@@ -29,7 +29,7 @@ ACTIONS = {ADDITION: "Added", CHANGE: "Changed", DELETION: "Deleted"}
 
 class DailyTrainAdminSite(AdminSite):
     site_title = site_header = "The Daily Train"
-    index_title = "Everything"
+    index_title = "Home"
     enable_nav_sidebar = False
 
     def admin_view(self, view: View, cacheable: bool = False) -> View:

@@ -18,7 +18,7 @@ ESCAPES = {"a": 7, "b": 8, "t": 9, "n": 10, "v": 11, "f": 12, "r": 13, '"': 34, 
 HIDDEN = frozenset({"Cf", "Cc", "Co", "Cn", "Cs", "Zl", "Zp"})
 PLACES = ("models", "notebook", "trainer", "other")  # in the order of pages: first what runs
 CACHE_SECONDS = 7 * 24 * 3600  # a commit never changes; the limit bounds the cache's size
-NO_BASE = "It has no history in common with main, so there is no diff to show."
+NO_BASE = "The commit of main that it is based on is not known, so there is no diff to show."
 
 
 @dataclass(frozen=True)

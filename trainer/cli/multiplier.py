@@ -93,7 +93,7 @@ def describe_verdict(row: EntryMultiplier, baseline: str) -> str:
     if row.seeds_needed:
         parts.append(f"needs {row.seeds_needed} more seed{'s' if row.seeds_needed > 1 else ''} to resolve")
     elif row.seeds_needed is None and row.verdict.is_resolved:
-        parts.append("many more seeds would not resolve it")
+        parts.append("more seeds of it alone would not resolve it")
     return "; ".join(parts)
 
 

@@ -134,12 +134,13 @@ def compare_records(plan: TrialPlan, rows: Sequence[tuple[Trial, dict[str, Any]]
 
 
 def describe_more_seeds(comparison: TrackComparison, seeds: int) -> str:
-    """Return how wide the first idea's interval would be with more seeds and the same noise; empty if it has none."""
-    for row in comparison.entries:
-        if row.entry != comparison.baseline and row.low and row.high:
+    """Return how wide the first idea's interval would be with more seeds and the same noise; empty without an idea."""
+    ideas = [row for row in comparison.entries if row.entry != comparison.baseline]
+    for row in ideas:
+        if row.low and row.high:
             width = math.expm1(math.log(row.high / row.low) / 2 * math.sqrt(seeds / (2 * seeds + 1)))
-            return f"With --seeds {2 * seeds + 1} the interval of {row.entry} would be at most about +- {width:.0%}.\n"
-    return ""
+            return f"With --seeds {2 * seeds + 1} the interval of {row.entry} would be about +- {width:.0%}.\n"
+    return f"With --seeds {2 * seeds + 1} it may get an interval.\n" if ideas else ""
 
 
 def save_results(

@@ -86,7 +86,7 @@ def test_finished_runs_are_reused_and_verdict_is_printed(
     assert "better than the baseline" in text
     assert f"Runs that a repeated command reuses: {tmp_path}" in text
     width = math.log(row["high"] / row["low"]) / 2 * math.sqrt(3 / 7)
-    assert f"With --seeds 7 the interval of {IDEA.name} would be at most about +- {math.expm1(width):.0%}." in text
+    assert f"With --seeds 7 the interval of {IDEA.name} would be about +- {math.expm1(width):.0%}." in text
     results = parse_results([load_record(trial) for trial in plan.trials])
     lines = LossPlot.from_comparison(compare_entries(results, "gpt"), results).to_text().splitlines()
     assert "o" in lines[0]  # the smallest rung has the largest loss
