@@ -11,7 +11,7 @@ from django.utils import timezone
 
 from leaderboard import contributors, feeds
 from leaderboard.integrations.github import comment_text, front_matter
-from leaderboard.models import ApprovalLimits, Entry, Run, Track
+from leaderboard.models import ApprovalLimits, Confirmation, Entry, Run, Track
 from leaderboard.rankings import confirmations
 from leaderboard.rankings.standings_store import load_standings
 from leaderboard.submissions import intake, stations
@@ -129,17 +129,19 @@ def test_form_names_an_entry_by_its_number(value: str, number: int | None, probl
 
 
 def test_entry_builds_on_an_earlier_entry_of_another_commit(proposed_entry: Entry) -> None:
-    texts: dict[str, Any] = {"title": "Mine", "hypothesis": "", "config": {}}
     own = scene.create_entry(proposed_entry.track, "Older", sha="1" * 40)
     for number, message in ((proposed_entry.pk, "not an earlier"), (own.pk, "not an earlier"), (999, "no entry 999")):
         with pytest.raises(intake.IntakeError, match=f"based_on: .*{message}"):
-            intake.update_entry_text(proposed_entry, **texts, based_on=number)
-    intake.update_entry_text(own, **texts)
-    Entry.objects.filter(pk=own.pk).update(state=Entry.State.PROPOSED)
-    intake.update_entry_text(own, **texts, based_on=proposed_entry.pk)
+            stations.set_ancestor(proposed_entry, number)
     fields = {"season": own.track.season, "budget": "1s", "expected_seconds": 1}
     station, _ = stations.enter_station(own, Track.objects.create(slug="next", **fields), "site")
-    assert station.based_on == own.based_on == proposed_entry
+    stations.set_ancestor(own, proposed_entry.pk)
+    station.refresh_from_db()
+    assert station.based_on == own.based_on == proposed_entry, "after the approval, on all stations"
+    Confirmation.objects.create(entry=own, season=own.track.season, outcome=Confirmation.Outcome.RECORD)
+    Entry.objects.filter(pk=own.pk).update(based_on=None)
+    stations.set_ancestor(own, proposed_entry.pk)
+    assert own.based_on is None, "a confirmed record's is fixed"
 
 
 # --- what agents ask --------------------------------------------------------------------------------------------------
