@@ -136,7 +136,7 @@ def build_pending_reply(message: OutboxMessage) -> Status[dict[str, Any]]:
 def get_run_request(request: HttpRequest, request_id: int, response: HttpResponse) -> Status[dict[str, Any]]:
     """The run that was created, 202 while the commit is being fetched, or why the request is refused.
 
-    The run waits for a maintainer's approval; `page` shows its progress. 409: the entry has another `config` or `based_on`.
+    The run waits for a maintainer's approval; `page` shows its progress. 409: it has another `config` or `based_on`.
     """
     requester: Requester = request.auth  # type: ignore[attr-defined]
     messages = OutboxMessage.objects.filter(kind=KIND, payload__requester=requester.pk)
