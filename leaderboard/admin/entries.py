@@ -37,7 +37,7 @@ class ApprovalForm(forms.Form):
     impact = forms.IntegerField(min_value=-1000, max_value=1000, required=False)
 
 
-class EntryForm(forms.ModelForm[Entry]):
+class EntryForm(forms.ModelForm):  # type: ignore[type-arg]
     def clean_based_on(self) -> Entry | None:
         ancestor: Entry | None = self.cleaned_data["based_on"]
         try:

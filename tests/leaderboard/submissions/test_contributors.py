@@ -9,6 +9,7 @@ import pytest
 from allauth.socialaccount.models import SocialAccount
 from django.contrib.auth.models import User
 from django.test import Client
+from django.urls import reverse
 from django.utils import timezone
 
 from leaderboard import contributors, feeds
@@ -192,6 +193,22 @@ def test_entry_builds_on_an_earlier_entry_of_another_commit(proposed_entry: Entr
     Entry.objects.filter(pk=own.pk).update(based_on=None)
     stations.set_ancestor(own, proposed_entry.pk)
     assert own.based_on is None, "a confirmed record's is fixed"
+
+
+def test_maintainer_cannot_choose_an_ancestor_that_is_none(
+    client: Client, maintainer: User, proposed_entry: Entry
+) -> None:
+    later = scene.create_entry(proposed_entry.track, "Later", sha="1" * 40)
+    assert later.pk > proposed_entry.pk
+    client.force_login(maintainer)
+    address = reverse("admin:leaderboard_entry_change", args=[proposed_entry.pk])
+    fields = {"title": "Mine", "hypothesis": "", "impact": 0}
+    page = client.post(address, {**fields, "based_on": later.pk})
+    assert f"based_on: entry {later.pk} is not an earlier entry" in page.content.decode()
+    address = reverse("admin:leaderboard_entry_change", args=[later.pk])
+    assert client.post(address, {**fields, "based_on": proposed_entry.pk}).status_code == 302
+    later.refresh_from_db()
+    assert later.based_on == proposed_entry
 
 
 # --- what agents ask --------------------------------------------------------------------------------------------------
