@@ -41,7 +41,7 @@ class EntryForm(forms.ModelForm):  # type: ignore[type-arg]
     def clean_based_on(self) -> Entry | None:
         ancestor: Entry | None = self.cleaned_data["based_on"]
         try:
-            intake.check_ancestor(ancestor and ancestor.pk, self.instance.sha, self.instance.pk)
+            intake.check_ancestor(ancestor.pk if ancestor else None, self.instance.sha, self.instance.pk)
         except IntakeError as error:
             raise forms.ValidationError(str(error)) from error
         return ancestor
