@@ -163,7 +163,7 @@ def start_branch(source: str, site: str, name: str) -> None:
         if any(Path().iterdir()):
             raise UserError(f"{Path.cwd()} is neither empty nor a checkout: start `{COMMAND}` in an empty folder")
         run_git("clone", "--quiet", "--", source, ".")
-    if (origin := find_repository()) != find_repository(source):
+    elif (origin := find_repository()) != find_repository(source):
         raise UserError(f"{Path.cwd()} is a checkout of {origin}: start `{COMMAND}` in an empty folder")
     refuse_changes(":/")
     if run_git("status", "--porcelain", "--", MODELS):
