@@ -37,6 +37,16 @@ class ApprovalForm(forms.Form):
     impact = forms.IntegerField(min_value=-1000, max_value=1000, required=False)
 
 
+class EntryForm(forms.ModelForm):  # type: ignore[type-arg]
+    def clean_based_on(self) -> Entry | None:
+        ancestor: Entry | None = self.cleaned_data["based_on"]
+        try:
+            intake.check_ancestor(ancestor.pk if ancestor else None, self.instance.sha, self.instance.pk)
+        except IntakeError as error:
+            raise forms.ValidationError(str(error)) from error
+        return ancestor
+
+
 @admin.register(ApprovalLimits)
 class ApprovalLimitsAdmin(NoAddOrDeleteAdmin):
     """One row, which the first look at the approval queue creates."""
@@ -49,6 +59,7 @@ class ApprovalLimitsAdmin(NoAddOrDeleteAdmin):
 class EntryAdmin(NoAddOrDeleteAdmin):
     """A decision applies to the SHA that the page showed, not to the entry."""
 
+    form = EntryForm
     list_display = ("title", "short_sha", "architecture", "author", "kind", "state", "track", "created_at")
     list_filter = ("state", "kind", "track")
     search_fields = ("title", "author", "sha", "architecture")

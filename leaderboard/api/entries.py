@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from django.db.models import Q
@@ -97,10 +97,14 @@ def entries(
     return {"items": build_rows([(entry, None) for entry in page]), **links}
 
 
-def build_rows(found: Sequence[tuple[Entry, float | None]]) -> list[EntryRow]:
-    """Return entries and their distances as rows, with the multipliers of their tracks."""
-    standings = Standing.objects.filter(entry__in=[entry for entry, _ in found], table__axis="flops")
-    own = {row.entry_id: row for row in standings.defer("ties")}
+def build_rows(
+    found: Sequence[tuple[Entry, float | None]], standings: Iterable[Standing] | None = None
+) -> list[EntryRow]:
+    """Return entries and their distances as rows, with the multipliers of their tracks, which are read if not given."""
+    if standings is None:
+        entries = [entry for entry, _ in found]
+        standings = Standing.objects.filter(entry__in=entries, table__axis="flops").defer("ties")
+    own = {row.entry_id: row for row in standings}
     rows: list[Any] = [
         {
             **entry.to_dict(),
@@ -119,7 +123,8 @@ def get_family(request: HttpRequest, entry_id: int) -> FamilyDict:
     """A family of near entries, by its first one, with one pooled multiplier by FLOPs (random effects)."""
     first = get_object_or_404(Entry.objects.select_related("track"), pk=entry_id, family=entry_id)
     members = families.list_members(first)
-    rows = build_rows([(member.entry, member.distance) for member in members])
+    standings = [member.row for member in members if member.row]
+    rows = build_rows([(member.entry, member.distance) for member in members], standings)
     pooled = families.pool_multipliers(members)
     return {"family": entry_id, "track": first.track.slug, "pooled": pooled, "members": rows}
 

@@ -136,7 +136,7 @@ def build_pending_reply(message: OutboxMessage) -> Status[dict[str, Any]]:
 def get_run_request(request: HttpRequest, request_id: int, response: HttpResponse) -> Status[dict[str, Any]]:
     """The run that was created, 202 while the commit is being fetched, or why the request is refused.
 
-    The run waits for a maintainer's approval; `page` shows its progress. 409: the entry has another `config`.
+    The run waits for a maintainer's approval; `page` shows its progress. 409: it has another `config` or `based_on`.
     """
     requester: Requester = request.auth  # type: ignore[attr-defined]
     messages = OutboxMessage.objects.filter(kind=KIND, payload__requester=requester.pk)
@@ -201,6 +201,8 @@ def create_run(payload: Mapping[str, Any]) -> Run:
         raise RefusedError(422, str(error)) from error
     if "config" in body.model_fields_set and entry.config != body.config:
         raise RefusedError(409, f"Entry {entry.pk} of this commit has another config. Give this request a variant.")
+    if body.based_on not in (None, entry.based_on_id):
+        raise RefusedError(409, f"Entry {entry.pk} of this commit has another based_on. A maintainer can change it.")
     if entry.track.approval != Track.Approval.MAINTAINER and not entry.smoke:  # what its policy decides by
         smoke_tests.queue_smoke_test(entry, actor=requester.actor)
     with transaction.atomic():

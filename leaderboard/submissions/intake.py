@@ -484,17 +484,14 @@ def reopen_entry(entry: Entry, reason: str, actor: str = SITE_ACTOR) -> bool:
     return transition(entry, Entry.State.PROPOSED, since=[Entry.State.WITHDRAWN], actor=actor, **fields)
 
 
-def update_entry_text(
-    entry: Entry, *, title: str, hypothesis: str, config: Mapping[str, Any], based_on: int | None = None
-) -> bool:
+def update_entry_text(entry: Entry, *, title: str, hypothesis: str, config: Mapping[str, Any]) -> bool:
     """Update an undecided entry's texts and configuration; return whether the configuration has changed.
 
     An approved entry stays as the maintainer reviewed it.
     """
     check_config(config)
-    check_ancestor(based_on, entry.sha, entry.pk)
     texts = {"title": title.strip()[:120] or entry.title, "hypothesis": hypothesis}
-    fields: dict[str, Any] = {**texts, "config": dict(config), "based_on_id": based_on}
+    fields: dict[str, Any] = {**texts, "config": dict(config)}
     has_new_config = entry.config != fields["config"]
     if all(getattr(entry, name) == value for name, value in fields.items()):
         return False

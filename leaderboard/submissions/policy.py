@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Collection, Mapping
 from datetime import datetime, timedelta
 
 from allauth.socialaccount.models import SocialAccount
@@ -145,20 +146,34 @@ def find_duplicate(entry: Entry, graph: TracedGraph) -> Entry | None:
 
 def match_author(entry: Entry) -> Q | None:
     """Return the condition for entries of the same author, by GitHub's id and by account; None if neither is known."""
-    number = str(entry.pull_request.author_id or "") if entry.pull_request else ""
-    return match_person(number, entry.requested_by_id)
+    return match_person(get_github_number(entry), entry.requested_by_id)
+
+
+def get_github_number(entry: Entry) -> str:
+    return str(entry.pull_request.author_id or "") if entry.pull_request else ""
 
 
 def match_person(number: str, user: int | None) -> Q | None:
     """Return the condition for the entries of an account of GitHub, or of a user here."""
-    if not number and user:
-        accounts = SocialAccount.objects.filter(provider="github", user=user)
-        number = accounts.values_list("uid", flat=True).first() or ""
+    person = identify_person(number, user, read_github_numbers({user}))
     own = Q(requested_by=user) if user else Q()
-    if number:
-        accounts = SocialAccount.objects.filter(provider="github", uid=number)
-        own |= Q(pull_request__author_id=int(number)) | Q(requested_by__in=accounts.values("user"))
+    if person and person[0] == "github":
+        accounts = SocialAccount.objects.filter(provider="github", uid=person[1])
+        own |= Q(pull_request__author_id=int(person[1])) | Q(requested_by__in=accounts.values("user"))
     return own or None
+
+
+def identify_person(number: str, user: int | None, numbers: Mapping[int, str]) -> tuple[str, str] | None:
+    """Return one key for a person: the account of GitHub, which a user here may have, else the user."""
+    if number := number or numbers.get(user or 0, ""):
+        return "github", number
+    return ("user", str(user)) if user else None
+
+
+def read_github_numbers(users: Collection[int | None]) -> dict[int, str]:
+    """Return the accounts of GitHub by user. One query."""
+    accounts = SocialAccount.objects.filter(provider="github", user__in=[user for user in users if user])
+    return dict(accounts.order_by("-pk").values_list("user", "uid"))
 
 
 def has_scored_entry(author: Q) -> bool:

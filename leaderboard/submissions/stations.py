@@ -13,7 +13,7 @@ from django.db import transaction
 from django.db.models import QuerySet
 from typing_extensions import TypedDict
 
-from leaderboard.models import Entry, Standing, Track
+from leaderboard.models import Confirmation, Entry, Standing, Track
 from leaderboard.submissions import intake, smoke_tests
 from scheduler.models import SITE_ACTOR, Event
 
@@ -65,6 +65,15 @@ def list_stations(entry: Entry) -> list[Station]:
 
 def find_entries(entry: Entry) -> QuerySet[Entry]:
     return Entry.objects.filter(**{name: getattr(entry, name) for name in IDENTITY}).select_related("track")
+
+
+def set_ancestor(entry: Entry, number: int) -> None:
+    """Let an entry and its other stations build on an earlier one, except confirmed records. Raises IntakeError."""
+    intake.check_ancestor(number, entry.sha, entry.pk)
+    records = Confirmation.objects.filter(outcome=Confirmation.Outcome.RECORD)
+    own = find_entries(entry).filter(pull_request=entry.pull_request_id).exclude(pk__in=records.values("entry"))
+    own.update(based_on=number)
+    entry.refresh_from_db()
 
 
 def move_entries_up(track: Track) -> int:

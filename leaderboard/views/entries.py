@@ -53,7 +53,7 @@ def entry(request: HttpRequest, entry_id: int) -> HttpResponse:
         "stations": stations.list_stations(entry),
         "ancestors": contributors.list_ancestors(entry),
         "proposed_ancestor": contributors.propose_ancestor(entry),
-        "descendants": Entry.objects.filter(based_on=entry).order_by("pk")[:MAX_RUNS],
+        "descendants": contributors.list_descendants(entry)[:MAX_RUNS],
         "events": list(Event.objects.about(entry)),
     }
     return render(request, "leaderboard/entry.html", context)

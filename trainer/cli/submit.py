@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import os
 import re
 import subprocess
 import sys
@@ -34,6 +35,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Print a pull request's text, or request a run. Raise `UserError` for a commit that cannot be proposed."""
     options = build_parser().parse_args(argv)
     config = read_config(options.config)
+    if options.server:
+        SiteApi(options.server, options.token).check_token()
+        if not options.architecture:
+            raise UserError("--server needs --architecture")
     if options.push:
         push_commit(options)
     sha = find_commit()
@@ -67,19 +72,32 @@ def push_commit(options: argparse.Namespace) -> None:
     branch = run_git("rev-parse", "--abbrev-ref", "HEAD")
     if branch in ("HEAD", "main"):
         raise UserError("an entry needs a branch of its own: `git switch -c NAME` first")
-    if run_git("status", "--porcelain", "--", MODELS):
-        run_git("add", "--", MODELS)
-        run_git("commit", "--quiet", "-m", options.title or f"Add {options.architecture or 'an architecture'}")
+    refuse_changes(":/", f":(top,exclude){MODELS}")
+    if run_git("status", "--porcelain", "--", models := f":/{MODELS}"):
+        run_git("add", "--", models)
+        title = options.title or f"Add {options.architecture or 'an architecture'}"
+        run_git("commit", "--quiet", "-m", title, "--", models)
     run_git("push", "--quiet", "origin", f"HEAD:refs/heads/{branch}")
 
 
 def run_git(*arguments: str) -> str:
-    command = ["git", *arguments]
-    result = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    """Return what git prints. It never asks for a password or a host's key: nobody may be there to answer."""
+    ssh = os.environ.get("GIT_SSH_COMMAND") or call_git("config", "core.sshCommand").stdout.strip() or "ssh"
+    result = call_git(*arguments, GIT_TERMINAL_PROMPT="0", GIT_ASKPASS="", GIT_SSH_COMMAND=f"{ssh} -o BatchMode=yes")
     if result.returncode:
         reason = result.stderr.strip().splitlines()[-1:] or ["it failed"]
-        raise UserError(f"git {' '.join(arguments)}: {reason[0]}")
+        raise UserError(remove_user(f"git {' '.join(arguments)}: {reason[0]}"))
     return result.stdout.strip()
+
+
+def call_git(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    options = {"stdin": subprocess.DEVNULL, "env": {**os.environ, **environment}}
+    return subprocess.run(["git", *arguments], capture_output=True, text=True, check=False, **options)
+
+
+def remove_user(text: str) -> str:
+    """Return a text without the names and tokens in its web addresses."""
+    return re.sub(r"(https?://)[^/\s]*@", r"\1", text)
 
 
 def read_config(file: Path | None) -> dict[str, Any]:
@@ -123,7 +141,7 @@ def write_description(options: argparse.Namespace, config: dict[str, Any]) -> st
 
 def build_form_address(options: argparse.Namespace, title: str, body: str) -> str | None:
     """Return the address of GitHub's form for a pull request of the current branch; None for other repositories."""
-    found = GITHUB_REMOTE.fullmatch(options.repository or find_remote())
+    found = GITHUB_REMOTE.fullmatch(remove_user(options.repository) or find_remote())
     branch = run_git("rev-parse", "--abbrev-ref", "HEAD")
     if found is None or branch == "HEAD":
         return None
@@ -132,7 +150,7 @@ def build_form_address(options: argparse.Namespace, title: str, body: str) -> st
 
 def find_remote() -> str:
     try:
-        return run_git("remote", "get-url", "origin")
+        return remove_user(run_git("remote", "get-url", "origin"))
     except UserError:
         return ""
 
@@ -143,9 +161,6 @@ def find_remote() -> str:
 def request_run(options: argparse.Namespace, config: dict[str, Any], sha: str, title: str) -> dict[str, Any]:
     """Return the site's reply. Raise `UserError` with its reason for a refusal."""
     api = SiteApi(options.server, options.token)
-    api.check_token()
-    if not options.architecture:
-        raise UserError("--server needs --architecture")
     payload = {
         "repository": find_repository(options.repository),
         "sha": sha,
@@ -164,7 +179,7 @@ def request_run(options: argparse.Namespace, config: dict[str, Any], sha: str, t
 
 def find_repository(given: str = "") -> str:
     """Return where a site can fetch the commit: `given`, else the remote origin, for GitHub as https."""
-    repository = given or find_remote()
+    repository = remove_user(given) or find_remote()
     if not repository:
         raise UserError("this repository has no remote origin: name one that the site can fetch with --repository")
     found = GITHUB_REMOTE.fullmatch(repository)
@@ -174,9 +189,17 @@ def find_repository(given: str = "") -> str:
 def find_commit() -> str:
     """Return the current commit. Raise `UserError` if files have changes that it does not hold."""
     sha = run_git("rev-parse", "HEAD")
-    if changed := run_git("status", "--porcelain", "--untracked-files=no"):
-        raise UserError(f"{len(changed.splitlines())} files have changes that are not committed: commit them first")
+    refuse_changes(":/")
     return sha
+
+
+def refuse_changes(*paths: str) -> None:
+    """Raise `UserError` if git's files at these paths have changes, or others are added, that no commit holds."""
+    if changed := run_git("status", "--porcelain", "--untracked-files=no", "--", *paths):
+        raise UserError(
+            f"{len(changed.splitlines())} files have changes that are not committed, such as {changed.split()[-1]}: "
+            "commit them, or put them aside with `git stash`, first"
+        )
 
 
 def print_reply(reply: dict[str, Any], as_json: bool = False) -> None:

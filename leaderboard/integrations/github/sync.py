@@ -21,7 +21,7 @@ from leaderboard.integrations.github.deliveries import as_number, as_text, get_n
 from leaderboard.integrations.github.front_matter import FrontMatter
 from leaderboard.models import Entry, GitHubRepository, OutboxMessage, PullRequest, Track
 from leaderboard.outbox import PermanentError, RetryLater
-from leaderboard.submissions import intake, notebook_series, smoke_tests
+from leaderboard.submissions import intake, notebook_series, smoke_tests, stations
 from leaderboard.submissions.intake import IntakeError
 from leaderboard.submissions.repositories import MODELS, SHA, UnreachableError
 
@@ -258,15 +258,15 @@ def enter_track(pull: PullRequest, request: FrontMatter, track: Track) -> Entry:
         actor=actor,
     )
     # Anyone may have requested a run of this public commit before: it belongs to the author that GitHub vouches for.
-    unclaimed = Entry.objects.filter(pk=entry.pk, pull_request=None)
-    unclaimed.update(pull_request=pull, author=pull.author, requested_by=requested_by)
+    intake.check_ancestor(request.based_on, entry.sha, entry.pk)
+    unclaimed = stations.find_entries(entry).filter(pull_request=None)
+    unclaimed.update(pull_request=pull, author=pull.author, requested_by=requested_by, based_on=request.based_on)
     entry.refresh_from_db()
-    is_reopened = entry.pull_request_id == pull.pk and intake.reopen_entry(
-        entry, "The pull request requests it again.", actor
-    )
-    has_new_config = intake.update_entry_text(
-        entry, title=pull.title, hypothesis=hypothesis, config=request.config, based_on=request.based_on
-    )
+    is_own = entry.pull_request_id == pull.pk
+    if is_own and request.based_on:
+        stations.set_ancestor(entry, request.based_on)
+    is_reopened = is_own and intake.reopen_entry(entry, "The pull request requests it again.", actor)
+    has_new_config = intake.update_entry_text(entry, title=pull.title, hypothesis=hypothesis, config=request.config)
     if is_reopened or has_new_config or not (entry.smoke or smoke_tests.is_running(entry)):
         smoke_tests.queue_smoke_test(entry, actor=actor)
     return entry

@@ -83,6 +83,9 @@ def test_run_request_on_a_track_with_a_policy_is_tested_at_once(
     idea = scene.create_entry(Track.objects.get(), "Older", sha="1" * 40)
     assert request_run(client, token, {**payload, "based_on": 999}).json()["detail"].startswith("based_on: there is no")
     assert request_run(client, token, {**payload, "based_on": idea.pk}).status_code == 200
+    other = scene.create_entry(Track.objects.get(), "Other", sha="2" * 40)
+    assert request_run(client, token, {**payload, "based_on": other.pk}).status_code == 409
+    assert request_run(client, token, payload).status_code == 200
     entry = Entry.objects.get(architecture="smear")
     assert (entry.state, entry.based_on) == (state, idea)
 

@@ -15,8 +15,9 @@ from leaderboard.integrations.github.front_matter import parse_front_matter
 from leaderboard.models import ApiToken, Entry, Run, Track
 from tests.leaderboard.conftest import GIT, Repository
 from tests.support.paths import REPOSITORY
-from trainer.cli import site_api
+from trainer.cli import site_api, submit
 from trainer.cli.main import main as dailytrain
+from trainer.errors import UserError
 
 pytestmark = pytest.mark.processes
 
@@ -62,11 +63,33 @@ def test_submit_with_push_commits_models_to_a_branch_of_their_own(
     assert dailytrain(["submit", *FLAGS, "--push"]) == 2
     assert "an entry needs a branch of its own: `git switch -c NAME` first" in capsys.readouterr().err
     checkout.git("switch", "--quiet", "--create", "idea")
+    checkout.git("add", "notes.txt")
+    assert dailytrain(["submit", *FLAGS, "--push"]) == 2
+    assert "1 files have changes that are not committed, such as notes.txt" in capsys.readouterr().err
+    checkout.git("restore", "--staged", "notes.txt")
+    server = ["--push", "--server", "http://127.0.0.1:1"]
+    assert dailytrain(["submit", *FLAGS, *server, "--architecture", "idea"]) == 2
+    assert dailytrain(["submit", *FLAGS, *server, "--token", "secret"]) == 2
+    assert "needs a token" in (errors := capsys.readouterr().err)
+    assert "needs --architecture" in errors
+    assert "idea" not in main_repository.git("branch"), "what is refused is not pushed"
     for _ in range(2):  # the second time there is nothing to commit
         assert dailytrain(["submit", *FLAGS, "--push", "--title", "An idea"]) == 0
     assert main_repository.git("log", "--format=%s", f"{main}..idea") == "An idea"
     assert main_repository.git("diff", "--name-only", main, "idea") == "trainer/models/idea.py"
     assert main_repository.git("rev-parse", "main") == main
+
+
+def test_tokens_in_remote_addresses_are_not_told(checkout: Repository, capsys: pytest.CaptureFixture[str]) -> None:
+    for host in ("github.com", "127.0.0.1:1"):
+        checkout.git("remote", "set-url", "origin", f"https://ada:secret@{host}/ada/train")
+        assert submit.find_repository() == f"https://{host}/ada/train"
+        assert submit.find_repository(f"https://secret@{host}/ada/train") == f"https://{host}/ada/train"
+    checkout.git("switch", "--quiet", "--create", "idea")
+    assert dailytrain(["submit", *FLAGS, "--push"]) == 2
+    with pytest.raises(UserError, match=r"git fetch https://127\.0\.0\.1:1/ada/train: ") as raised:
+        submit.run_git("fetch", "https://ada:secret@127.0.0.1:1/ada/train")
+    assert "secret" not in capsys.readouterr().err + str(raised.value)
 
 
 @pytest.mark.usefixtures("instant_outbox")

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
+from allauth.socialaccount.models import SocialAccount
 from django.contrib.auth.models import User
 from django.test import Client
+from django.urls import reverse
 from django.utils import timezone
 
 from leaderboard import contributors, feeds
 from leaderboard.integrations.github import comment_text, front_matter
-from leaderboard.models import ApprovalLimits, Entry, Run, Track
+from leaderboard.models import ApprovalLimits, Confirmation, Entry, PullRequest, Run, Track
 from leaderboard.rankings import confirmations
 from leaderboard.rankings.standings_store import load_standings
-from leaderboard.submissions import intake, stations
+from leaderboard.submissions import intake, policy, stations
 from scheduler.models import Event
 from tests.leaderboard.charts.test_records_drawn import create_record_entry
 from tests.leaderboard.rankings.test_confirmations import create_candidate, finish_confirmations
@@ -64,6 +67,51 @@ def test_contributors_are_people_not_names(records: dict[str, Entry]) -> None:
     assert [one.name for one in contributors.list_contributors()] == ["ada", "ada", "eve"]
 
 
+def test_user_and_account_of_github_are_one_person(records: dict[str, Entry]) -> None:
+    ada = User.objects.create_user("ada-here")
+    SocialAccount.objects.create(user=ada, provider="github", uid="7")
+    pull = PullRequest.objects.create(repository="trains/daily", number=1, author="ada", author_id=7)
+    Entry.objects.filter(pk=records["First"].pk).update(pull_request=pull)
+    Entry.objects.filter(pk=records["Third"].pk).update(requested_by=ada)
+    (found,) = [one for one in contributors.list_contributors() if one.name == "ada"]
+    assert [credit.entry.title for credit in found.records] == ["First", "Third"]
+    for own in (policy.match_person("", ada.pk), policy.match_person("7", None)):
+        assert own
+        assert Entry.objects.filter(own).count() == 2
+
+
+def test_step_after_a_turned_one_gains_over_the_best_before(records: dict[str, Entry]) -> None:
+    create_record_entry(records["First"].track, "Turned", 1.1, 5)
+    load_standings(records["First"].track)
+    found = contributors.list_contributors()
+    assert math.prod(one.gain for one in found) == pytest.approx(1.45, rel=0.06)
+
+
+def test_entry_with_records_on_two_tracks_counts_once(records: dict[str, Entry]) -> None:
+    before = max(credit.gain for credit in contributors.list_contributors()[0].records)
+    following = Track.objects.create(slug="next", season=records["First"].track.season, budget="1s", expected_seconds=1)
+    Entry.objects.filter(pk=records["First"].pk).update(track=following, sha=records["Third"].sha)
+    (ada,) = [one for one in contributors.list_contributors() if one.name == "ada"]
+    assert (len(ada.records), ada.gain) == (1, before)
+
+
+@pytest.mark.parametrize("state", ["withdrawn", "rejected", "unscored"])
+def test_entry_that_does_not_stand_is_not_credited(client: Client, records: dict[str, Entry], state: str) -> None:
+    fallen = [records["idea"].pk, records["Second"].pk]
+    if state == "unscored":
+        Run.objects.filter(entry__in=fallen).update(bits_per_byte=None)
+    else:
+        Entry.objects.filter(pk__in=fallen).update(state=state)
+    assert "eve" not in [one.name for one in contributors.list_contributors()]
+    assert "Built on by" not in client.get(f"/entries/{records['First'].pk}/").content.decode()
+
+
+def test_line_of_descent_ends_at_an_entry_that_it_has_seen(records: dict[str, Entry]) -> None:
+    Entry.objects.filter(pk=records["idea"].pk).update(based_on=records["Second"])
+    line = contributors.list_ancestors(Entry.objects.get(pk=records["Second"].pk))
+    assert line == [records["idea"], records["First"]]
+
+
 def test_page_and_api_show_contributors(client: Client, records: dict[str, Entry]) -> None:
     page = client.get("/contributors/").content.decode()
     assert page.index("ada") < page.index("bob") < page.index("eve")
@@ -98,6 +146,9 @@ def test_nearest_earlier_graph_is_proposed_until_the_author_names_one(client: Cl
         entry.graphs.update(baseline_graph=baseline, summary=summary)
     Entry.objects.update(family=entries[0])
     entries[2].refresh_from_db()
+    assert contributors.propose_ancestor(entries[2]) is None, "neither has a result"
+    for entry in entries[:2]:
+        scene.create_run(entry, state=Run.State.FINISHED, bits_per_byte=1.0, trust=Run.Trust.SCORED)
     assert contributors.propose_ancestor(entries[2]) == entries[1], "3 of 4 changes are shared, with the first 2 of 3"
     words = f"based_on: {entries[1].pk}"
     assert words in client.get(f"/entries/{entries[2].pk}/").content.decode()
@@ -129,17 +180,35 @@ def test_form_names_an_entry_by_its_number(value: str, number: int | None, probl
 
 
 def test_entry_builds_on_an_earlier_entry_of_another_commit(proposed_entry: Entry) -> None:
-    texts: dict[str, Any] = {"title": "Mine", "hypothesis": "", "config": {}}
     own = scene.create_entry(proposed_entry.track, "Older", sha="1" * 40)
     for number, message in ((proposed_entry.pk, "not an earlier"), (own.pk, "not an earlier"), (999, "no entry 999")):
         with pytest.raises(intake.IntakeError, match=f"based_on: .*{message}"):
-            intake.update_entry_text(proposed_entry, **texts, based_on=number)
-    intake.update_entry_text(own, **texts)
-    Entry.objects.filter(pk=own.pk).update(state=Entry.State.PROPOSED)
-    intake.update_entry_text(own, **texts, based_on=proposed_entry.pk)
+            stations.set_ancestor(proposed_entry, number)
     fields = {"season": own.track.season, "budget": "1s", "expected_seconds": 1}
     station, _ = stations.enter_station(own, Track.objects.create(slug="next", **fields), "site")
-    assert station.based_on == own.based_on == proposed_entry
+    stations.set_ancestor(own, proposed_entry.pk)
+    station.refresh_from_db()
+    assert station.based_on == own.based_on == proposed_entry, "after the approval, on all stations"
+    Confirmation.objects.create(entry=own, season=own.track.season, outcome=Confirmation.Outcome.RECORD)
+    Entry.objects.filter(pk=own.pk).update(based_on=None)
+    stations.set_ancestor(own, proposed_entry.pk)
+    assert own.based_on is None, "a confirmed record's is fixed"
+
+
+def test_maintainer_cannot_choose_an_ancestor_that_is_none(
+    client: Client, maintainer: User, proposed_entry: Entry
+) -> None:
+    later = scene.create_entry(proposed_entry.track, "Later", sha="1" * 40)
+    assert later.pk > proposed_entry.pk
+    client.force_login(maintainer)
+    address = reverse("admin:leaderboard_entry_change", args=[proposed_entry.pk])
+    fields = {"title": "Mine", "hypothesis": "", "impact": 0}
+    page = client.post(address, {**fields, "based_on": later.pk})
+    assert f"based_on: entry {later.pk} is not an earlier entry" in page.content.decode()
+    address = reverse("admin:leaderboard_entry_change", args=[later.pk])
+    assert client.post(address, {**fields, "based_on": proposed_entry.pk}).status_code == 302
+    later.refresh_from_db()
+    assert later.based_on == proposed_entry
 
 
 # --- what agents ask --------------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from leaderboard.submissions import intake
 from scheduler.models import Node
 from tests.leaderboard.conftest import finish_run
 from tests.support import github_payloads as payloads
+from tests.support import scene
 from tests.support.git_objects import commit_tree, write_object
 from tests.support.github_server import GitHub
 from tests.support.pull_request_author import BODY, PullRequestAuthor
@@ -57,11 +58,13 @@ def test_draft_is_entered_when_ready_and_takes_over_entry_of_other_requester(
     assert list_entries() == []
     assert "This is a draft" in pull.comment
     eve, row = User.objects.create_user("eve"), PullRequest.objects.get()
-    fields = {"author": "eve", "requested_by": eve, "actor": "eve"}
-    intake.submit_entry(row.head_repository, pull.sha, "Mine", "smear", track, **fields)
+    fields: dict[str, Any] = {"author": "eve", "requested_by": eve, "actor": "eve"}
+    hers = scene.create_entry(track, "Hers", sha="1" * 40)
+    intake.submit_entry(row.head_repository, pull.sha, "Mine", "smear", track, **fields, based_on=hers.pk)
     pull.change("ready_for_review", draft=False)
-    entry = Entry.objects.get()
-    assert (entry.author, entry.requested_by, entry.pull_request) == ("ada", None, row)
+    entry = Entry.objects.get(sha=pull.sha)
+    assert (entry.author, entry.requested_by, entry.pull_request, entry.based_on) == ("ada", None, row, None)
+    hers.delete()
     assert list_entries() == [(pull.sha[:8], "proposed")]
     pull.change("converted_to_draft", draft=True)
     assert list_entries() == [(pull.sha[:8], "proposed")]
