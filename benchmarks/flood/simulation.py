@@ -308,7 +308,7 @@ class Flood:
         charged = (self.clock.now - lease.started_at).total_seconds() + ((last.seconds or 0.0) if last else 0.0)
         state = storage.store_bytes(json.dumps({"spent": {"steps": step, "seconds": charged}}).encode())
         lease.uploads.add(state)
-        file = storage.build_file_reference(state, f"checkpoints/step-{step:08d}/{STATE_FILE}")
+        file = storage.build_file_reference(state, STATE_FILE)
         uploads.record_checkpoint(lease, protocol.Checkpoint(step=step, files=(file,)))
 
     def finish(self, machine: Machine, lease_pk: int) -> None:
