@@ -8,86 +8,84 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import Progress
 
 from trainer.cli import Parser
 
+if TYPE_CHECKING:
+    from benchmarks.flood.authors import Idea
+
 ROOT = Path(__file__).parents[2]
 ARMS = ("policies", "maintainer")
 KEYS = (
-    *("decisions_a_day", "verdict_hours_median", "verdict_hours_p95", "gpu_hours_a_gain", "gpu_hours_a_gain_before"),
+    *("decisions_a_day", "verdict_hours_median", "verdict_hours_p95", "gpu_hours_a_gain"),
     *("gains", "gains_found", "false_records", "wrong_stops"),
 )
 
 
 def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = Parser(prog="python -m benchmarks.flood", description=__doc__)
-    parser.add_argument("--days", type=int, default=44)
+    parser.add_argument("--days", type=int, default=44, help="pull requests come until a day before the end (44)")
     parser.add_argument("--pull-requests", type=int, default=2048)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--floods", type=int, default=1, help="with the seeds from --seed on (1)")
-    parser.add_argument("--keep", type=Path, help="folder of the outcomes, which another call does not simulate again")
     parser.add_argument("--json", action="store_true", help="print the outcome as JSON and nothing else")
     parser.add_argument("--arm", choices=ARMS, help=argparse.SUPPRESS)  # of the process beside its own databases
     chosen = parser.parse_args(arguments)
-    if min(chosen.days, chosen.pull_requests, chosen.floods) < 1:
-        parser.error("--days, --pull-requests and --floods are at least 1")
+    if chosen.days < 2 or min(chosen.pull_requests, chosen.floods) < 1:
+        parser.error("--days is at least 2, --pull-requests and --floods at least 1")
     return chosen
 
 
-def simulate_apart(chosen: argparse.Namespace, arm: str, seed: int) -> dict[str, Any]:
-    """Simulate in a process with a PostgreSQL and a Redis of its own, unless its outcome is there already."""
-    kept = chosen.keep / f"flood-{chosen.days}-{chosen.pull_requests}-{seed}-{arm}.json" if chosen.keep else None
-    if kept and kept.exists():
-        return dict(json.loads(kept.read_text()))
-    words = ("--days", chosen.days, "--pull-requests", chosen.pull_requests, "--seed", seed, "--arm", arm)
+def simulate_apart(chosen: argparse.Namespace, arm: str) -> list[dict[str, Any]]:
+    """Simulate the floods, each in a process with a PostgreSQL and a Redis of its own."""
+    words = ("--days", chosen.days, "--pull-requests", chosen.pull_requests, "--arm", arm, "--seed")
     command = [ROOT / ".ci" / "with_services", sys.executable, "-m", "benchmarks.flood", *map(str, words)]
-    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=True)
-    if kept:
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        kept.write_bytes(done.stdout)
-    return dict(json.loads(done.stdout))
+    seeds = range(chosen.seed, chosen.seed + chosen.floods)
+    calls = (subprocess.run([*command, str(seed)], cwd=ROOT, stdout=subprocess.PIPE, check=True) for seed in seeds)
+    return [json.loads(call.stdout) for call in calls]
 
 
-def simulate(days: int, count: int, seed: int, arm: str) -> dict[str, Any]:
+def simulate(ideas: list[Idea], days: int, seed: int, arm: str) -> dict[str, Any]:
     """Simulate in this process, with the databases of DATABASE_URL and REDIS_URL."""
-    import django
-
-    os.environ |= {"DJANGO_SETTINGS_MODULE": "dailytrain.settings", "LOG_LEVEL": "ERROR", "GITHUB_TOKEN": "t"}
-    django.setup()
-    from benchmarks.flood.authors import DAY, draw_ideas
-    from benchmarks.flood.figures import summarize
+    from benchmarks.flood.authors import DAY
+    from benchmarks.flood.figures import sum_up
     from benchmarks.flood.simulation import Flood
     from benchmarks.flood.site import simulated_site
 
-    ideas = draw_ideas(days, count, seed)
     with simulated_site(ideas) as clock, Progress(console=Console(stderr=True), transient=True) as progress:
         flood = Flood(clock, ideas, days, seed, by_policy=arm == "policies")
         task = progress.add_task(arm, total=days * DAY)
         flood.run(lambda seconds: progress.update(task, completed=seconds))
-        return summarize(flood)
+        return sum_up(flood)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    import django
+
     chosen = parse_arguments(arguments)
+    os.environ |= {"DJANGO_SETTINGS_MODULE": "dailytrain.settings", "LOG_LEVEL": "ERROR", "GITHUB_TOKEN": "t"}
+    django.setup()
+    from benchmarks.flood.authors import draw_ideas
+    from benchmarks.flood.figures import report
+
     if chosen.arm:
-        sys.stdout.write(json.dumps(simulate(chosen.days, chosen.pull_requests, chosen.seed, chosen.arm)))
+        ideas = draw_ideas(chosen.days - 1, chosen.pull_requests, chosen.seed)
+        sys.stdout.write(json.dumps(simulate(ideas, chosen.days, chosen.seed, chosen.arm)))
         return 0
-    seeds = range(chosen.seed, chosen.seed + chosen.floods)
-    floods = [{arm: simulate_apart(chosen, arm, seed) for arm in ARMS} for seed in seeds]
-    first = floods[0]
-    report = first["policies"] | {"gpu_hours_a_gain_before": first["maintainer"]["gpu_hours_a_gain"]}
-    report["false_records"] = sum(flood["policies"]["false_records"] for flood in floods)
+    with ThreadPoolExecutor(len(ARMS)) as pool:
+        policies, maintainer = (report(floods) for floods in pool.map(lambda arm: simulate_apart(chosen, arm), ARMS))
+    figures = {key: policies[key] for key in KEYS} | {"gpu_hours_a_gain_before": maintainer["gpu_hours_a_gain"]}
     if chosen.json:
-        sys.stdout.write(f"{json.dumps({key: report[key] for key in KEYS})}\n")
+        sys.stdout.write(json.dumps(figures | {"policies": policies, "maintainer": maintainer}, indent=1) + "\n")
         return 0
-    for name in first["policies"]:
-        cells = " | ".join(str(flood[arm][name]) for flood in floods for arm in ARMS)
-        sys.stdout.write(f"| {name} | {cells} |\n")
+    for name, value in policies.items():
+        sys.stdout.write(f"| `{name}` | {value} | {maintainer[name]} |\n")
     return 0
 
 

@@ -16,8 +16,15 @@ GAINS, COPIES, BROKEN, CHEATS = 0.023, 0.2, 0.25, 0.05
 ENOUGH, LARGEST = 1.02, 1.3
 BURSTS, BURST_SHARE = 4, 200 / 2_048
 """Days with this share of all pull requests."""
-OWN_RECIPE = 0.3
-"""Share of ideas that change rates."""
+OWN_RECIPE, RATES_ONLY = 0.3, 0.1
+"""Shares of ideas that change rates, and that change nothing else."""
+NEAR_GAINS = 0.05
+"""Share of near copies that are gains of their own."""
+LEAST_AHEAD, MOST_AHEAD = 0.003, 0.45
+"""Nats per token that a cheat gains by later tokens: 0.3 % to 50 % of compute."""
+POOL = [f"pattern-{number}" for number in range(300)]
+WEIGHTS = [1 / (number + 1) for number in range(len(POOL))]
+"""Ideas share patterns, some of them often."""
 RATE = 0.01
 BASE_PATTERNS = tuple(f"base-{number}" for number in range(40))
 
@@ -36,11 +43,12 @@ class Idea:
     rate: float = RATE
     original: int = 0
     """Number of the idea that has this graph."""
+    ahead: float = 0.0
+    """Nats per token that its losses gain by later tokens."""
 
     @property
-    def seeming(self) -> float:
-        """The multiplier of its uncorrected losses: later tokens flatter those of a cheat."""
-        return 1.5 if self.kind == "cheat" else self.multiplier
+    def is_gain(self) -> bool:
+        return self.multiplier >= ENOUGH and not self.ahead and self.kind not in ("copy", "broken", "cap")
 
     def summarize_commit(self, repository: str, sha: str) -> CommitSummary:
         name, path = f"idea{self.number}", f"trainer/models/idea{self.number}.py"
@@ -71,9 +79,11 @@ def draw_ideas(days: int, count: int, seed: int) -> list[Idea]:
     rng, ideas = random.Random(seed), [BASELINE]
     for number, at in enumerate(sorted(draw_times(days, count, rng)), start=1):
         kind, author = draw_kind(rng), 1 + int(count / 2 * rng.random() ** 2)  # a few send many
-        rate = RATE * rng.uniform(0.7, 1.5) if rng.random() < OWN_RECIPE else RATE
-        patterns = tuple(f"{number}-{part}" for part in range(6))
-        idea = Idea(number, at, author, kind, draw_multiplier(kind, rng), patterns, rate, number)
+        drawn, patterns = rng.random(), tuple(sorted(set(rng.choices(POOL, WEIGHTS, k=6))))
+        rate = RATE * rng.uniform(0.7, 1.5) if drawn < OWN_RECIPE else RATE
+        ahead = draw_logarithmic(LEAST_AHEAD, MOST_AHEAD, rng) if kind == "cheat" else 0.0
+        patterns = () if drawn < RATES_ONLY else patterns
+        idea = Idea(number, at, author, kind, draw_multiplier(kind, rng), patterns, rate, number, ahead)
         ideas.append(copy_idea(idea, ideas, rng) if kind in ("copy", "near") else idea)
     return ideas[1:]
 
@@ -93,15 +103,22 @@ def draw_kind(rng: random.Random) -> str:
 
 def draw_multiplier(kind: str, rng: random.Random) -> float:
     if kind == "gain":
-        return math.exp(rng.uniform(math.log(ENOUGH), math.log(LARGEST)))
+        return draw_logarithmic(ENOUGH, LARGEST, rng)
     return 1.0 if rng.random() < 0.3 else rng.uniform(0.5, 1.0)
+
+
+def draw_logarithmic(low: float, high: float, rng: random.Random) -> float:
+    return math.exp(rng.uniform(math.log(low), math.log(high)))
 
 
 def copy_idea(idea: Idea, ideas: Sequence[Idea], rng: random.Random) -> Idea:
     """Return a copy, or nearly one, of an earlier idea that trains."""
     source = rng.choice([other for other in ideas if other.kind not in ("broken", "cap")])
+    same = replace(source, number=idea.number, at=idea.at, author=idea.author, kind=idea.kind)
     if idea.kind == "copy":
-        same = {"multiplier": source.multiplier, "rate": source.rate, "patterns": source.patterns}
-        return replace(idea, **same, original=source.original)  # type: ignore[arg-type]
-    near = source.multiplier * rng.lognormvariate(0, 0.01)
-    return replace(idea, rate=source.rate, multiplier=near, patterns=(*source.patterns[:5], idea.patterns[0]))
+        return same
+    near = (
+        draw_multiplier("gain", rng) if rng.random() < NEAR_GAINS else source.multiplier * rng.lognormvariate(0, 0.01)
+    )
+    patterns = (*source.patterns[1:], rng.choice(POOL))
+    return replace(same, multiplier=near, patterns=patterns, original=idea.number)

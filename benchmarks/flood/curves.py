@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.one_card.simulation import SCORE
+from trainer.scoring.look_ahead import DRAWS, Correction, draw_positions, estimate_correction
 from trainer.scoring.multiplier import Ladder
 from trainer.scoring.multiplier.futility import LOOKS
 
@@ -20,6 +22,10 @@ RECORDED = Path(__file__).parents[1] / "results" / "early-stops.json"
 PRECISION = {"ci-16gb": 3.2, "playground-h100": 6.0}
 """How much smaller a track's noise is than the recorded ladder's, of which a seed is worth 9 % of compute. That of two
 hours is 1.5 %; the smaller track lies between, by the logarithm of the budgets. Assumed, not measured."""
+BITS_PER_NAT = SCORE["tokens"] / math.log(2) / SCORE["bytes"]
+POSITIONS, REPEATS, MEAN_LOSS, TOKEN_SPREAD, ROUNDING, PEEKED = 100_000, 256, 3.0, 0.3, 2e-6, 0.2
+"""Of a simulated score: positions, those scored again, nats of a token, how far two models differ there, rounding, and
+the share of positions at which a cheat looks ahead."""
 
 
 @cache
@@ -71,3 +77,13 @@ class TrackCurves:
             look: self.get_twin_loss(look, seed) - slope * (moved - math.log(multiplier))
             for look, slope, moved in zip(LOOKS, slopes, change.tolist(), strict=True)
         }
+
+    def draw_correction(self, ahead: float) -> tuple[float, Correction]:
+        """Return the nats per token that a score gains by later tokens, and what the scorer's sample finds of them."""
+        losses = self.rng.exponential(MEAN_LOSS, POSITIONS)
+        reference = losses + TOKEN_SPREAD * self.rng.normal(size=POSITIONS)
+        peeks = np.minimum(losses, ahead / PEEKED) * (self.rng.random(POSITIONS) < PEEKED)
+        sample = draw_positions(losses - peeks, reference, DRAWS, self.rng)
+        rounding = ROUNDING * self.rng.normal(size=DRAWS)
+        repeats = ROUNDING * self.rng.normal(size=REPEATS)
+        return float(peeks.mean()), estimate_correction(sample, peeks[sample.positions] + rounding, repeats)

@@ -1,10 +1,11 @@
-"""What a flood came to."""
+"""What a flood came to: sums, which floods can be added by, and the hours of each verdict."""
 
 from __future__ import annotations
 
-import statistics
+from collections.abc import Sequence
 from datetime import datetime
 from itertools import chain
+from statistics import median
 from typing import Any
 
 from django.db.models import Q
@@ -12,6 +13,7 @@ from django.db.models import Q
 from benchmarks.flood.authors import DAY, ENOUGH
 from benchmarks.flood.simulation import TARGET, Flood
 from leaderboard.models import Confirmation, Entry, PullRequest, Run, Standing
+from scheduler import credit
 from scheduler.models import Event, Lease
 
 VERDICTS = Q(kind__in=[f"policy.{word}" for word in ("smoke", "caps", "duplicate", "behind")])
@@ -19,30 +21,42 @@ VERDICTS |= Q(sentence__startswith="Smoke test failed") | Q(sentence__startswith
 """Events with which an author gets a verdict before a run."""
 
 
-def summarize(flood: Flood) -> dict[str, Any]:
-    hours, found, spent = list_verdict_hours(flood), count_found(flood), sum_gpu_hours()
+def sum_up(flood: Flood) -> dict[str, Any]:
     runs = Run.objects.filter(purpose=Run.Purpose.ENTRY).select_related("entry__pull_request")
-    judged = runs.filter(state__in=(Run.State.FINISHED, Run.State.STOPPED))
-    able = [run for run in judged if flood.find_idea(run.entry).multiplier >= ENOUGH]
-    disputed = Confirmation.objects.filter(outcome=Confirmation.Outcome.WORSE).count()
+    stopped = runs.filter(state=Run.State.STOPPED)
+    able = [run for run in runs.filter(state=Run.State.FINISHED) if flood.find_idea(run.entry).multiplier >= ENOUGH]
+    wrong = sum(flood.find_idea(run.entry).multiplier >= ENOUGH for run in stopped)
+    hours, undecided = list_verdict_hours(flood)
     return {
-        "decisions_a_day": round((len(flood.for_person) + disputed) / flood.days, 2),
-        "verdict_hours_median": round(statistics.median(hours), 2),
-        "verdict_hours_p95": round(sorted(hours)[int(0.95 * (len(hours) - 1))], 2),
-        "gpu_hours_a_gain": round(spent / found, 1) if found else None,
-        "gains": sum(idea.kind == "gain" for idea in flood.ideas.values()),
-        "gains_found": found,
-        "false_records": count_false_records(flood),
-        "wrong_stops": sum(run.state == Run.State.STOPPED for run in able),
-        "runs_that_reach_enough": len(able),
-        "gpu_hours": round(spent, 1),
+        "days": flood.days,
         "pull_requests": len(flood.ideas) - 1,
+        "decisions": len(flood.decisions),
+        "gpu_hours": sum_gpu_hours(flood.clock.now),
+        "gains": sum(idea.is_gain for idea in flood.ideas.values()),
+        "gains_found": count_found(flood),
+        "records": Confirmation.objects.filter(outcome=Confirmation.Outcome.RECORD).count(),
+        "false_records": count_false_records(flood),
+        "wrong_stops": wrong,
+        "runs_that_reach_enough": len(able) + wrong,
         "runs_begun": runs.filter(started_at__isnull=False).count(),
-        "runs_stopped": runs.filter(state=Run.State.STOPPED).count(),
-        "board_age_seconds_most": round(max(flood.ages, default=0.0), 2),
-        "requests_a_second_peak": round(max(flood.requests.values(), default=0) / 60, 2),
-        "queries_a_second_peak": round(max(flood.queries.values(), default=0) / 60, 1),
-        "messages": flood.messages,
+        "runs_stopped": stopped.count(),
+        "runs_disputed": Run.objects.filter(trust=Run.Trust.DISPUTED).count(),
+        "without_verdict": undecided,
+        "verdict_hours": hours,
+    }
+
+
+def report(floods: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the figures of several floods together. Without a verdict, the hours until the end count."""
+    total = {name: sum((flood[name] for flood in floods[1:]), start=floods[0][name]) for name in floods[0]}
+    hours, found = sorted(total.pop("verdict_hours")), total["gains_found"]
+    return {
+        "decisions_a_day": round(total["decisions"] / total["days"], 2),
+        "verdict_hours_median": round(median(hours), 2),
+        "verdict_hours_p95": round(hours[int(0.95 * (len(hours) - 1))], 2),
+        "gpu_hours_a_gain": round(total["gpu_hours"] / found, 1) if found else None,
+        **total,
+        "gpu_hours": round(total["gpu_hours"], 1),
     }
 
 
@@ -50,16 +64,20 @@ def count_found(flood: Flood) -> int:
     """Return how many gains are above 1 with confidence on the track that pull requests name."""
     better = Standing.objects.filter(table__track__slug=TARGET, table__axis="flops", multiplier_low__gt=1)
     rows = better.filter(is_baseline=False).select_related("entry__pull_request")
-    return sum(flood.find_idea(row.entry).kind == "gain" for row in rows)
+    return sum(flood.find_idea(row.entry).is_gain for row in rows)
 
 
-def sum_gpu_hours() -> float:
-    leases = Lease.objects.filter(gpus__gt=0, ended_at__isnull=False).values_list("started_at", "ended_at")
-    return sum((ended - started).total_seconds() for started, ended in leases) / 3600
+def sum_gpu_hours(now: datetime) -> float:
+    """Return the hours of an H100, as the site credits them, of all leases of GPUs."""
+    hours = 0.0
+    for lease in Lease.objects.filter(gpus__gt=0).select_related("node"):
+        _, card = credit.describe_slot_gpus(lease.node.hardware, 0, 1)
+        hours += credit.convert_to_h100_hours(card, ((lease.ended_at or now) - lease.started_at).total_seconds())
+    return hours
 
 
-def list_verdict_hours(flood: Flood) -> list[float]:
-    """Return the hours to the first verdict; of a pull request without one those until the end of the flood."""
+def list_verdict_hours(flood: Flood) -> tuple[list[float], int]:
+    """Return the hours to each first verdict, without one those until the end; and how many have none."""
     entries = dict(Entry.objects.exclude(pull_request=None).values_list("pk", "pull_request__number"))
     events = Event.objects.filter(VERDICTS, target_kind="entry", target_id__in=entries)
     runs = Run.objects.filter(entry__in=entries, finished_at__isnull=False).values_list("entry", "finished_at")
@@ -69,7 +87,8 @@ def list_verdict_hours(flood: Flood) -> list[float]:
         first[entries[entry]] = min(at, first.get(entries[entry], at))
     end = flood.clock.to_datetime(flood.days * DAY)
     ideas = [idea for idea in flood.ideas.values() if idea.number]
-    return [(first.get(idea.number, end) - flood.clock.to_datetime(idea.at)).total_seconds() / 3600 for idea in ideas]
+    spans = [first.get(idea.number, end) - flood.clock.to_datetime(idea.at) for idea in ideas]
+    return [span.total_seconds() / 3600 for span in spans], sum(idea.number not in first for idea in ideas)
 
 
 def count_false_records(flood: Flood) -> int:
@@ -78,6 +97,6 @@ def count_false_records(flood: Flood) -> int:
     records = Confirmation.objects.filter(outcome=Confirmation.Outcome.RECORD).order_by("decided_at")
     for entry in (each.entry for each in records.select_related("entry__track", "entry__pull_request")):
         idea = flood.find_idea(entry)
-        count += idea.multiplier <= best[entry.track.slug] or idea.kind == "cheat"
+        count += idea.multiplier <= best[entry.track.slug] or idea.ahead > 0
         best[entry.track.slug] = max(best[entry.track.slug], idea.multiplier)
     return count

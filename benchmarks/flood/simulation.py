@@ -1,7 +1,7 @@
 """The simulation: events in the order of time, each handled by the site's own code.
 
 GitHub's deliveries come by HTTP, tasks through Redis, and ten lent GPUs call the functions behind the node API. Beat's
-tasks run after events, at most every ten minutes, and the early stops a minute after each look. Not simulated: git,
+tasks run and idle nodes ask every ten minutes, and the early stops a minute after each look. Not simulated: git,
 GitHub's answers, bytes, heartbeats between two events, the maintainers' nights.
 """
 
@@ -12,33 +12,31 @@ import heapq
 import hmac
 import json
 import random
-import time
-from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import timedelta
 from functools import partial
 from typing import Any
 
 from django.contrib.auth.models import User
-from django.db import connection
 from django.test import Client
 from django.urls import reverse
 from django.utils.module_loading import import_string
 from kombu.simple import SimpleQueue
 
 from benchmarks.flood.authors import BASELINE, DAY, Idea
-from benchmarks.flood.curves import TrackCurves
+from benchmarks.flood.curves import BITS_PER_NAT, TrackCurves
 from benchmarks.one_card.simulation import SCORE, SELF_TEST
 from benchmarks.pool_simulation.clock import VirtualClock
 from dailytrain.celery import app
 from dailytrain.schedule import INTERVAL_TASKS
 from leaderboard.models import CurvePoint, Entry, Run, Season, TracedGraph, Track
+from leaderboard.monitoring import morning
 from leaderboard.schedule import early_stops
 from leaderboard.schedule.track_templates import CHAIN, MFU, create_track
 from leaderboard.submissions import intake
 from leaderboard.submissions.intake import IntakeError
-from scheduler import job_groups, leases, node_slots, storage, uploads
+from scheduler import leases, storage, uploads
 from scheduler.models import Job, Lease, Node, Sweep
 from scheduler.node_api import job_reports, polls
 from trainer import protocol
@@ -93,19 +91,12 @@ class Flood:
             self.fill_ladder(Track.objects.get(slug=slug))
         self.machines = [create_machine(number, *model) for number, model in enumerate(FLEET)]
         self.latent: dict[int, dict[float, float]] = {}
-        """Losses at the looks, and at 1 the score, of runs."""
-        self.for_person: set[int] = set()
-        """Entries that came to need a person."""
-        self.ages: list[float] = []
-        """Real seconds from a score to the board with it."""
+        """Losses at the looks, and at 1 the one without later tokens, of runs."""
+        self.decisions: set[tuple[str, str]] = set()
+        """What came to need a person, by kind and address."""
         self.github = Client()
-        self.messages: Counter[str] = Counter()
-        """Tasks that came through Redis, by name."""
-        self.requests: Counter[int] = Counter()
-        """By virtual minute, as the queries."""
-        self.queries: Counter[int] = Counter()
         self._events: list[tuple[float, int, Callable[[], None]]] = []
-        self._number, self._round_at = 0, -1.0
+        self._number = 0
 
     def schedule(self, at: float, callback: Callable[[], None]) -> None:
         if at < self.days * DAY:
@@ -121,29 +112,19 @@ class Flood:
             self.schedule(self.rng.uniform(0, HOUR), partial(self.come, machine))
         for day in range(self.days):
             self.schedule(day * DAY + MORNING, self.decide_by_hand)
-        for hour in range(24 * self.days):
-            self.schedule(hour * HOUR, lambda: None)  # budgets of a day become free
+        for number in range(int(self.days * DAY / ROUND_SECONDS)):
+            self.schedule(number * ROUND_SECONDS, self.run_tasks)
         app.loader.import_default_modules()
-        with connection.execute_wrapper(self.count_query), app.connection_for_read() as broker:
+        with app.connection_for_read() as broker:
             self.broker = broker
             while self._events:
                 self.clock.seconds, _, callback = heapq.heappop(self._events)
                 callback()
                 self.work()
-                if self._round_at < self.clock.seconds:
-                    self._round_at = self.clock.seconds + ROUND_SECONDS
-                    self.schedule(self.clock.seconds + 60, self.run_tasks)
                 report_progress(self.clock.seconds)
         self.clock.seconds = self.days * DAY
 
     # --- the site -----------------------------------------------------------------------------------------------------
-
-    def count_query(self, execute: Any, *arguments: Any) -> Any:
-        self.queries[int(self.clock.seconds // 60)] += 1
-        return execute(*arguments)
-
-    def count_request(self) -> None:
-        self.requests[int(self.clock.seconds // 60)] += 1
 
     def work(self) -> None:
         """Run what the site has sent to Redis, as a worker does."""
@@ -151,8 +132,7 @@ class Flood:
         try:
             while True:
                 message = queue.get(block=False)
-                self.messages[name := message.headers["task"]] += 1
-                app.tasks[name](*message.payload[0])
+                app.tasks[message.headers["task"]](*message.payload[0])
                 message.ack()
         except queue.Empty:
             queue.close()
@@ -162,8 +142,9 @@ class Flood:
         for name in TASKS:
             import_string(INTERVAL_TASKS[name][0])()
             self.work()
-        self.for_person |= {entry.pk for entry in list_for_person()}
-        self.poll_idle()
+        self.decisions |= {(each.kind, each.address) for each in morning.list_decisions(self.clock.now)}
+        for machine in self.machines:
+            self.poll(machine)
 
     def decide_by_hand(self) -> None:
         """Decide about what needs a person, oldest first, a minute each."""
@@ -177,7 +158,6 @@ class Flood:
                 continue
 
     def open_pull_request(self, idea: Idea) -> None:
-        self.count_request()
         fields = {"track": TARGET, "hypothesis": "It helps.", "expected_effect": "not known"}
         fields |= {"contact": f"@author{idea.author}", "architecture": f"idea{idea.number}"}
         body = "\n".join(["---", *(f"{name}: {value}" for name, value in fields.items()), "---"])
@@ -220,18 +200,9 @@ class Flood:
         away = self.rng.expovariate(1 / OFFLINE_HOURS) * HOUR
         self.schedule(self.clock.seconds + away, partial(self.come, machine))
 
-    def poll_idle(self) -> None:
-        queue = job_groups.load_queue(self.clock.now)
-        for machine in self.machines:
-            if machine.is_online and machine.lease is None:
-                slot = node_slots.build_node_slot(Node.objects.get(pk=machine.node), self.clock.now, slots=1)
-                if next(queue.find_fitting(slot), None) is not None:
-                    self.poll(machine)
-
     def poll(self, machine: Machine) -> None:
         if not machine.is_online or machine.lease is not None:
             return
-        self.count_request()
         reply = polls.answer_poll(Node.objects.get(pk=machine.node), machine.message)
         if reply.lease is None:
             return
@@ -256,7 +227,6 @@ class Flood:
 
     def send_heartbeat(self, lease: Lease) -> protocol.HeartbeatReply:
         """Send one, and keep the lease until the next event of its machine."""
-        self.count_request()
         reply = leases.renew_lease(lease, protocol.Heartbeat(phase="running", seconds=0))
         Lease.objects.filter(pk=lease.pk).update(expires_at=VirtualClock.to_datetime(2 * self.days * DAY))
         return reply
@@ -273,14 +243,13 @@ class Flood:
     def draw_losses(self, run: Run) -> None:
         if run.pk not in self.latent:
             idea, curves = self.find_idea(run.entry), self.curves[run.track.slug]
-            is_late = idea.rate != BASELINE.rate
-            looks = curves.draw_looks(idea.seeming, run.seed, late=is_late)
-            self.latent[run.pk] = {**looks, 1.0: curves.draw_end(idea.multiplier)}
+            looks = curves.draw_looks(idea.multiplier, run.seed, late=idea.rate != BASELINE.rate)
+            seen = {look: bits - idea.ahead * BITS_PER_NAT for look, bits in looks.items()}
+            self.latent[run.pk] = {**seen, 1.0: curves.draw_end(idea.multiplier)}
 
     def report_look(self, machine: Machine, lease_pk: int, look: float) -> None:
         if machine.lease != lease_pk:
             return
-        self.count_request()
         lease = self.load_lease(lease_pk)
         run = Run.objects.get(job=lease.job)
         bits, full = self.latent[run.pk][look], Budget.parse(run.budget).amount
@@ -308,13 +277,13 @@ class Flood:
         charged = (self.clock.now - lease.started_at).total_seconds() + ((last.seconds or 0.0) if last else 0.0)
         state = storage.store_bytes(json.dumps({"spent": {"steps": step, "seconds": charged}}).encode())
         lease.uploads.add(state)
-        file = storage.build_file_reference(state, f"checkpoints/step-{step:08d}/{STATE_FILE}")
+        file = storage.build_file_reference(state, STATE_FILE)
         uploads.record_checkpoint(lease, protocol.Checkpoint(step=step, files=(file,)))
 
     def finish(self, machine: Machine, lease_pk: int) -> None:
         if machine.lease != lease_pk:
             return
-        lease, files, begun = self.load_lease(lease_pk), (), time.perf_counter()
+        lease, files = self.load_lease(lease_pk), ()
         result: dict[str, Any] = {}
         if lease.job.kind == "train":
             self.record_checkpoint(lease, 1.0)
@@ -322,19 +291,17 @@ class Flood:
             result, files = {"step": STEPS}, (storage.build_file_reference(self.file, RUN_FILE),)
         elif lease.job.kind == "score":
             run = Run.objects.with_entry().get(score_job=lease.job)
-            idea = self.find_idea(run.entry)
-            ahead = {"nats_per_token": 0.0, "stderr": 1e-6, "is_beyond_rounding": idea.kind == "cheat"}
-            bits = self.latent[run.pk][1.0]
-            budget = Budget.parse(run.budget).amount
-            result = {**SCORE, "bits_per_byte": bits, "train_flops": budget, "checks": {"look_ahead": ahead}}
+            gain, found = self.curves[run.track.slug].draw_correction(self.find_idea(run.entry).ahead)
+            ahead = {**asdict(found), "nats_per_token": found.nats, "is_beyond_rounding": found.is_beyond_rounding}
+            ahead["stderr_bits_per_byte"] = found.stderr * BITS_PER_NAT
+            bits = self.latent[run.pk][1.0] + (found.nats - gain) * BITS_PER_NAT
+            flops = Budget.parse(run.budget).amount
+            result = {**SCORE, "bits_per_byte": bits, "train_flops": flops, "checks": {"look_ahead": ahead}}
         elif lease.job.kind == "smoke":
             result, files = self.trace(lease)
         elif lease.job.kind == "self_test":
             result = SELF_TEST
         self.end(machine, lease, outcome="done", result=result, files=files)
-        if lease.job.kind == "score":
-            self.work()
-            self.ages.append(time.perf_counter() - begun)
 
     def trace(self, lease: Lease) -> tuple[dict[str, Any], tuple[protocol.FileRef, ...]]:
         graph = TracedGraph.objects.select_related("entry__pull_request", "track").get(job=lease.job)
@@ -355,7 +322,6 @@ class Flood:
         return {"passed": True, "sentence": "It traces and learns.", "checks": [], "graph": summary}, files
 
     def end(self, machine: Machine, lease: Lease, **fields: Any) -> None:
-        self.count_request()
         seconds = max((self.clock.now - lease.started_at).total_seconds(), 0.0)
         leases.finish_lease(lease, protocol.FinishLease(seconds=seconds, **fields))
         machine.lease = None

@@ -15,11 +15,6 @@ from benchmarks.flood.authors import BROKEN, COPIES, GAINS, draw_ideas
 from benchmarks.flood.curves import TrackCurves, load_ladder
 from trainer.scoring.multiplier import futility
 
-KEYS = {
-    *("decisions_a_day", "verdict_hours_median", "verdict_hours_p95", "gpu_hours_a_gain", "gpu_hours_a_gain_before"),
-    *("gains", "gains_found", "false_records", "wrong_stops"),
-}
-
 
 def test_flood_has_its_shares_and_bursts() -> None:
     ideas = draw_ideas(44, 2_048, seed=1)
@@ -29,6 +24,8 @@ def test_flood_has_its_shares_and_bursts() -> None:
     assert counts["copy"] + counts["near"] == pytest.approx(COPIES * 2_048, rel=0.15)
     assert counts["broken"] + counts["cap"] == pytest.approx(BROKEN * 2_048, rel=0.15)
     assert all(1.02 <= idea.multiplier <= 1.3 for idea in ideas if idea.kind == "gain")
+    assert any(idea.ahead for idea in ideas if idea.kind in ("copy", "near"))
+    assert any(idea.is_gain for idea in ideas if idea.kind == "near")
     assert max(Counter(int(idea.at // 86_400) for idea in ideas).values()) >= 200
     assert all(idea.original < idea.number for idea in ideas if idea.kind == "copy")
     assert draw_ideas(44, 2_048, seed=1) == ideas
@@ -48,9 +45,26 @@ def test_flood_losses_at_looks_lie_about_the_true_multiplier() -> None:
 @pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.skipif(not shutil.which("redis-server"), reason="needs PostgreSQL and Redis")
-def test_small_flood_prints_its_figures() -> None:
-    command = (sys.executable, "-m", "benchmarks.flood", "--days", "2", "--pull-requests", "60", "--json")
-    found = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
-    assert set(found) == KEYS
-    assert found["wrong_stops"] == found["false_records"] == 0
-    assert 0 < found["verdict_hours_median"] <= found["verdict_hours_p95"] <= 48
+def test_gain_of_a_small_flood_becomes_a_record_and_nothing_is_disputed() -> None:
+    code = """
+import json, os, django
+os.environ |= {"DJANGO_SETTINGS_MODULE": "dailytrain.settings", "LOG_LEVEL": "ERROR", "GITHUB_TOKEN": "t"}
+django.setup()
+from benchmarks.flood.__main__ import simulate
+from benchmarks.flood.authors import Idea
+print(json.dumps(simulate([Idea(1, 600.0, 1, "gain", 1.28, ("one",), original=1)], 1, 1, "policies")))
+"""
+    found = json.loads(subprocess.run((".ci/with_services", sys.executable, "-c", code), stdout=-1, check=True).stdout)
+    assert found["gains_found"] == found["gains"] == 1
+    assert found["records"] >= 1
+    assert found["runs_disputed"] == found["false_records"] == found["without_verdict"] == 0
+
+
+def test_correction_finds_what_a_cheat_gains_and_nothing_in_honest_scores() -> None:
+    curves = TrackCurves("playground-h100", seed=1)
+    gain, found = curves.draw_correction(0.2)
+    assert found.nats == pytest.approx(gain, abs=4 * found.stderr)
+    assert found.is_beyond_rounding
+    gain, found = curves.draw_correction(0.0)
+    assert gain == 0
+    assert not found.is_beyond_rounding
