@@ -94,9 +94,8 @@ def list_approvals() -> Iterator[Decision]:
         names = ("approve", "reject")
         approve, reject = (reverse(f"admin:leaderboard_entry_{name}", args=[entry.pk]) for name in names)
         address = reverse("admin:leaderboard_entry_change", args=[entry.pk])
-        is_read = entry.obstacle != Entry.Obstacle.PYTHON  # its Python runs: nobody approves it unread
         first = Button(f"Approve {entry.sha[:8]}", approve, {"sha": entry.sha, "morning": 1})
-        buttons = (first if is_read else Button("Read it", address), Button("Reject", reject, {"morning": 1}, why))
+        buttons = (Button("Read it", address) if entry.runs_python else first, Button("Reject", reject, {"morning": 1}, why))
         yield Decision("Approval", f"{entry.title}, {entry.track.name}", address, why, buttons)
 
 

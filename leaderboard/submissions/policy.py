@@ -94,7 +94,7 @@ def find_obstacle(entry: Entry, graph: TracedGraph | None) -> tuple[Obstacle | N
     """Return what prevents the approval, apart from the limits of a day, and the other entry that is the reason."""
     if entry.is_held:
         return Obstacle.HELD, None
-    if entry.kind != Entry.Kind.ARCHITECTURE or not entry.track.is_traced:
+    if entry.runs_python:
         return Obstacle.PYTHON, None
     if entry.policy_approved_at is not None:
         return Obstacle.REOPENED, None

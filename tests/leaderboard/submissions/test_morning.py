@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import re
 
+import pytest
 from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
@@ -47,6 +48,24 @@ def test_morning_rejects_with_the_prefilled_reason_and_comes_back(open_track: Tr
     entry.refresh_from_db()
     assert (entry.state, entry.reason) == ("rejected", reason)
     assert list_kinds() == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "is_traced", "label"),
+    [
+        ("architecture", True, "Approve"),
+        ("architecture", False, "Read"),
+        ("open", True, "Read"),
+        ("notebook", True, "Read"),
+    ],
+)
+def test_unread_python_on_a_maintainers_track_is_not_approved_in_one_click(
+    open_track: Track, kind: str, is_traced: bool, label: str
+) -> None:
+    Track.objects.update(approval=Track.Approval.MAINTAINER, is_traced=is_traced)
+    propose_entry(open_track, 1, kind=kind)
+    [decision] = morning.list_decisions(timezone.now())
+    assert decision.buttons[0].label.split()[0] == label
 
 
 def test_morning_settles_a_dispute_in_one_click(open_track: Track, maintainer_client: Client) -> None:
