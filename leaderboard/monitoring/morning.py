@@ -17,17 +17,19 @@ from leaderboard.unrelated_nodes import find_unrelated_nodes
 from scheduler.models import Event
 
 NIGHT = timedelta(hours=24)
+FAULTS = (Entry.Obstacle.CAPS, Entry.Obstacle.RULING, Entry.Obstacle.DUPLICATE, Entry.Obstacle.BEHIND)
 MODELS_DIFFER = Q(runs__checks__look_ahead__is_beyond_rounding=True) | Q(runs__passes_differ=True)
 
 
 @dataclass(frozen=True)
 class Button:
-    """A form of one click, or without fields a link. `reason`: prefilled, and can be edited; its author reads it."""
+    """A form of one click, or without fields a link. `reason`: what its author will read, if it needs one; prefilled
+    with a fault that the site found."""
 
     label: str
     address: str
     fields: Mapping[str, object] = field(default_factory=dict)
-    reason: str = ""
+    reason: str | None = None
 
 
 @dataclass(frozen=True)
@@ -95,8 +97,15 @@ def list_approvals() -> Iterator[Decision]:
         approve, reject = (reverse(f"admin:leaderboard_entry_{name}", args=[entry.pk]) for name in names)
         address = reverse("admin:leaderboard_entry_change", args=[entry.pk])
         first = Button(f"Approve {entry.sha[:8]}", approve, {"sha": entry.sha, "morning": 1})
-        buttons = (Button("Read it", address) if entry.runs_python else first, Button("Reject", reject, {"morning": 1}, why))
+        buttons = (Button("Read it", address) if entry.runs_python else first, Button("Reject", reject, {"morning": 1}, name_fault(entry)))
         yield Decision("Approval", f"{entry.title}, {entry.track.name}", address, why, buttons)
+
+
+def name_fault(entry: Entry) -> str:
+    """Return what is wrong with an entry as a reason to reject it; empty if nothing was found."""
+    if entry.smoke.get("passed") is False:
+        return entry.smoke_sentence
+    return entry.get_obstacle_display() if entry.obstacle in FAULTS else ""
 
 
 def describe_night(now: datetime) -> str:

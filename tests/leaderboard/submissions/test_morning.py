@@ -38,16 +38,37 @@ def test_morning_lists_only_what_needs_a_person(open_track: Track) -> None:
 
 
 def test_morning_rejects_with_the_prefilled_reason_and_comes_back(open_track: Track, maintainer_client: Client) -> None:
-    entry = propose_entry(open_track, 1, kind=Entry.Kind.OPEN)
-    policy.decide_entry(entry)
+    entry = propose_entry(open_track, 1)
+    Entry.objects.update(obstacle=Entry.Obstacle.BEHIND)
     page = maintainer_client.get(PAGE).content.decode()
     reason = html.unescape(re.search(r'name="reason" maxlength="500" required value="([^"]+)"', page)[1])
-    assert reason == Entry.Obstacle.PYTHON.label
+    assert reason == Entry.Obstacle.BEHIND.label
     reject = reverse("admin:leaderboard_entry_reject", args=[entry.pk])
     assert maintainer_client.post(reject, {"reason": reason, "morning": "1"})["Location"] == PAGE
     entry.refresh_from_db()
     assert (entry.state, entry.reason) == ("rejected", reason)
     assert list_kinds() == []
+
+
+@pytest.mark.parametrize(
+    ("smoke", "obstacle", "reason"),
+    [
+        ({"passed": True}, "", ""),
+        ({"passed": True}, "python", ""),
+        ({"passed": True}, "unknown", ""),
+        ({"passed": True}, "behind", Entry.Obstacle.BEHIND.label),
+        ({"passed": False}, "", "It does not learn."),
+    ],
+)
+def test_morning_prefills_only_faults_as_reasons(
+    open_track: Track, maintainer_client: Client, smoke: dict[str, bool], obstacle: str, reason: str
+) -> None:
+    Track.objects.update(approval=Track.Approval.MAINTAINER)
+    propose_entry(open_track, 1, smoke=smoke)
+    sentence = "It does not learn." if not smoke["passed"] else "It traces and learns."
+    Entry.objects.update(obstacle=obstacle, smoke_sentence=sentence)
+    page = html.unescape(maintainer_client.get(PAGE).content.decode())
+    assert f'name="reason" maxlength="500" required value="{reason}"' in page
 
 
 @pytest.mark.parametrize(
