@@ -7,13 +7,11 @@ decides again about entries that wait for hours, or for the end of a pause.
 from __future__ import annotations
 
 import logging
-import math
 from datetime import datetime, timedelta
 
 from allauth.socialaccount.models import SocialAccount
 from django.db import transaction
 from django.db.models import Q, Sum
-from django.db.models.functions import Mod
 from django.utils import timezone
 
 from leaderboard import caps, graphs, runs
@@ -29,7 +27,7 @@ FINAL = (Obstacle.PYTHON, Obstacle.REOPENED, Obstacle.SMOKE)
 """Obstacles that last until a person decides or another smoke test ends."""
 DAY = timedelta(hours=24)
 AT_ONCE = 100
-"""Earlier decisions that are looked at again in a minute; of more, each after as many minutes as that takes."""
+"""Earlier decisions that are looked at again in a call, oldest first; the next call goes on after them."""
 
 
 def decide_entries() -> int:
@@ -42,9 +40,11 @@ def decide_entries() -> int:
     limits, count = ApprovalLimits.load(), 0
     if limits.is_paused or count_hours(Q(), timezone.now()) >= limits.site_hours:
         waiting = waiting.filter(obstacle="")
-    if (turns := math.ceil(waiting.exclude(obstacle="").count() / AT_ONCE)) > 1:
-        minute = int(timezone.now().timestamp() // 60)
-        waiting = waiting.annotate(turn=Mod("pk", turns)).filter(Q(obstacle="") | Q(turn=minute % turns))
+    earlier = waiting.exclude(obstacle="").order_by("pk").values_list("pk", flat=True)
+    following, first = (earlier.filter(**{f"pk__{side}": limits.cursor})[:AT_ONCE] for side in ("gt", "lte"))
+    if again := [*following, *first][:AT_ONCE]:
+        ApprovalLimits.objects.update(cursor=again[-1])
+    waiting = waiting.filter(Q(obstacle="") | Q(pk__in=again))
     for entry in waiting.select_related("track").order_by("pk"):
         try:
             count += decide_entry(entry)
@@ -124,7 +124,9 @@ def find_limit(entry: Entry, limits: ApprovalLimits, hours: float, now: datetime
         return Obstacle.PAUSED
     if count_hours(author, now) + hours > limits.author_hours:
         return Obstacle.AUTHOR_HOURS
-    return Obstacle.SITE_HOURS if count_hours(Q(), now) + hours > limits.site_hours else None
+    older = Entry.objects.filter(obstacle=Obstacle.SITE_HOURS, state=Entry.State.PROPOSED, pk__lt=entry.pk)
+    is_early = not entry.obstacle and older.exists()  # it takes its turn after those that wait for the same hours
+    return Obstacle.SITE_HOURS if is_early or count_hours(Q(), now) + hours > limits.site_hours else None
 
 
 def find_duplicate(entry: Entry, graph: TracedGraph) -> Entry | None:
