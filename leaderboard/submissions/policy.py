@@ -181,11 +181,12 @@ def compute_hours(track: Track, runs: float | None = None) -> float:
     return track.expected_seconds * share * gpus / 3600
 
 
-def give_back_hours(run: Run) -> None:
-    """Give back the author's and the site's hours of the day that the entry of a stopped run will not use."""
-    others = Run.objects.filter(entry=run.entry_id, budget=run.budget, started_at__isnull=False).exclude(pk=run.pk)
-    hours = compute_hours(run.track, others.count() + run.fraction)
-    Entry.objects.filter(pk=run.entry_id, policy_hours__gt=hours).update(policy_hours=hours)
+def charge_hours(run: Run) -> None:
+    """Charge its author's and the site's hours of the day with what an entry's runs use: of a stopped one, its part."""
+    seeds = Run.objects.filter(entry=run.entry_id, budget=run.budget, purpose=Run.Purpose.ENTRY)
+    used = sum(seed.fraction if seed.state == Run.State.STOPPED else 1.0 for seed in seeds)
+    hours = compute_hours(run.track, min(used, run.track.seeds))
+    Entry.objects.filter(pk=run.entry_id, policy_approved_at__isnull=False).update(policy_hours=hours)
 
 
 @transaction.atomic

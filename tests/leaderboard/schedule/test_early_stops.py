@@ -203,6 +203,22 @@ def test_stopped_entry_gives_back_hours_and_gets_no_more_seeds(race_track: Track
     assert run.entry not in ladder.find_entries_lacking_seeds(race_track)
 
 
+def test_hours_of_an_entry_follow_its_stopped_runs_and_those_that_go_on(
+    race_track: Track, start_run: Start, maintainer: User
+) -> None:
+    first, lease = start_run()
+    entry = Entry.objects.filter(pk=first.entry_id)
+    entry.update(policy_approved_at=timezone.now(), policy_hours=9.0, state=Entry.State.APPROVED)
+    verdict = {"is_behind": True, "look_fraction": 0.5, "look_behind": 0.1, "look_error": 0.01}
+    scene.create_run(first.entry, seed=3, budget=first.budget, state=Run.State.STOPPED, fraction=0.5, **verdict)
+    look(first, 0.7, 0.25)
+    end_lease(lease, "released")
+    assert entry.get().policy_hours == pytest.approx(policy.compute_hours(race_track, 0.75))
+    first.refresh_from_db()
+    actions.perform_run_action(first, "go-on", maintainer, is_maintainer=True)
+    assert entry.get().policy_hours == pytest.approx(policy.compute_hours(race_track, 1.5))
+
+
 def test_seeds_of_entries_are_those_of_the_ladder_where_runs_stop(race_track: Track) -> None:
     idea = scene.create_entry(race_track, "Idea", "smear")
     own = {runs.make_run(idea, race_track).seed for _ in range(3)}
