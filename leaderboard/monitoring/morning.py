@@ -97,7 +97,8 @@ def list_approvals() -> Iterator[Decision]:
         approve, reject = (reverse(f"admin:leaderboard_entry_{name}", args=[entry.pk]) for name in names)
         address = reverse("admin:leaderboard_entry_change", args=[entry.pk])
         first = Button(f"Approve {entry.sha[:8]}", approve, {"sha": entry.sha, "morning": 1})
-        buttons = (Button("Read it", address) if entry.runs_python else first, Button("Reject", reject, {"morning": 1}, name_fault(entry)))
+        second = Button("Reject", reject, {"morning": 1}, name_fault(entry))
+        buttons = (Button("Read it", address) if entry.runs_python else first, second)
         yield Decision("Approval", f"{entry.title}, {entry.track.name}", address, why, buttons)
 
 

@@ -175,8 +175,10 @@ def count_hours(author: Q, now: datetime) -> float:
 
 
 def compute_hours(track: Track, runs: float | None = None) -> float:
-    """Return the GPU-hours of an approved entry: its trial, and these runs, by default one for each of its seeds."""
-    share = (track.seeds if runs is None else runs) + float(track.trial.get("part", 0.0))
+    """Return the GPU-hours of an approved entry: its trial, and these runs, by default those that it surely gets."""
+    if runs is None:
+        runs = 1 if track.stops_early else track.seeds
+    share = runs + float(track.trial.get("part", 0.0))
     gpus = max(matching.parse_labels(tuple(track.needs_labels)).gpus, 1)
     return track.expected_seconds * share * gpus / 3600
 
