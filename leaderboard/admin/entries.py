@@ -169,7 +169,7 @@ class EntryAdmin(NoAddOrDeleteAdmin):
         if not permissions.is_maintainer(get_user(request)):
             raise PermissionDenied
         policy.set_paused(request.POST.get("paused") == "yes", get_user(request).get_username())
-        return HttpResponseRedirect(reverse("admin:leaderboard_entry_queue"))
+        return return_to_list(request)
 
     def change_view(
         self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: dict[str, Any] | None = None
@@ -218,6 +218,6 @@ class EntryAdmin(NoAddOrDeleteAdmin):
 
 
 def return_to_list(request: HttpRequest) -> HttpResponse:
-    """Go back to the page on which an entry was decided."""
+    """Go back to the page on which something was decided."""
     page = "morning" if "morning" in request.POST else "queue"
     return HttpResponseRedirect(reverse(f"admin:leaderboard_entry_{page}"))

@@ -25,6 +25,8 @@ logger = logging.getLogger(__name__)
 Obstacle = Entry.Obstacle
 FINAL = (Obstacle.PYTHON, Obstacle.REOPENED, Obstacle.SMOKE)
 """Obstacles that last until a person decides or another smoke test ends."""
+LIMITS = (Obstacle.PAUSED, Obstacle.AUTHOR_HOURS, Obstacle.SITE_HOURS)
+"""Obstacles that time, or the end of a pause, removes."""
 DAY = timedelta(hours=24)
 AT_ONCE = 100
 """Earlier decisions that are looked at again in a call, oldest first; the next call goes on after them."""

@@ -10,7 +10,7 @@ from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
 
-from leaderboard.models import ApprovalLimits, Entry, Run, Track
+from leaderboard.models import ApprovalLimits, Confirmation, Entry, Run, Track
 from leaderboard.monitoring import morning
 from leaderboard.submissions import policy
 from scheduler.models import Event, Node
@@ -121,3 +121,42 @@ def test_morning_shows_a_candidate_that_no_unrelated_node_can_confirm(full_track
     assert list_kinds() == []
     Node.objects.update(trusted=False)
     assert list_kinds() == ["Record"]
+
+
+def test_morning_shows_a_pause_with_what_waits_and_resumes_it(open_track: Track, maintainer_client: Client) -> None:
+    ApprovalLimits.objects.update(is_paused=True)
+    policy.decide_entry(propose_entry(open_track, 1))
+    [decision] = morning.list_decisions(timezone.now())
+    assert decision.why == "Automatic approvals are paused, 1 wait."
+    [resume] = decision.buttons
+    assert maintainer_client.post(resume.address, resume.fields)["Location"] == PAGE
+    assert not ApprovalLimits.load().is_paused
+
+
+def test_morning_shows_an_incomplete_confirmation_for_a_week(open_track: Track) -> None:
+    entry = scene.create_entry(open_track, "Better")
+    confirmation = Confirmation.objects.create(entry=entry, season=open_track.season, outcome="incomplete")
+    [decision] = morning.list_decisions(timezone.now())
+    assert (decision.kind, decision.why) == ("Record", confirmation.get_outcome_display())
+    assert morning.list_decisions(timezone.now() + morning.WEEK) == []
+
+
+def test_morning_shows_fifty_forms_and_links_to_the_others(open_track: Track, maintainer_client: Client) -> None:
+    Track.objects.update(approval=Track.Approval.MAINTAINER)
+    for number in range(51):
+        scene.create_entry(open_track, f"Idea {number}", sha=f"{number:040x}", state=Entry.State.PROPOSED)
+    page = maintainer_client.get(PAGE).content.decode()
+    assert page.count('name="reason"') == 50
+    assert "51 decisions" in page
+    assert "All\n  that wait for approval" in page
+
+
+def test_night_counts_pull_requests_once_and_runs_of_entries_only(open_track: Track) -> None:
+    first, second = propose_entry(open_track, 1), propose_entry(open_track, 2)
+    assert first.pull_request == second.pull_request
+    for purpose, seed in ((Run.Purpose.ENTRY, 1), (Run.Purpose.LADDER, 2)):
+        done = {"state": Run.State.FINISHED, "bits_per_byte": 1.0, "finished_at": timezone.now()}
+        scene.create_run(first, purpose=purpose, seed=seed, **done)
+    night = morning.describe_night(timezone.now())
+    assert "1 pull requests and other requests came" in night
+    assert "1 runs were scored" in night
