@@ -21,7 +21,7 @@ from leaderboard.graph_comparison import build_graph_view
 from leaderboard.models import ApprovalLimits, Entry
 from leaderboard.monitoring import morning
 from leaderboard.rankings.standings import compute_standings
-from leaderboard.submissions import intake, policy, review, stations
+from leaderboard.submissions import families, intake, policy, review, stations
 from leaderboard.submissions.intake import IntakeError
 
 MAX_SEEDS_QUEUED = 10
@@ -176,8 +176,10 @@ class EntryAdmin(NoAddOrDeleteAdmin):
     ) -> HttpResponse:
         entry, context = self.get_object(request, object_id), dict(extra_context or {})
         if entry and self.has_view_or_change_permission(request, entry):
+            traced = families.find_graph(entry)
             context |= {
                 "review": review.review_entry(entry),
+                "twin": policy.find_duplicate(entry, traced) if traced else None,
                 "graph": build_graph_view(entry),
                 "is_open": entry.state in (Entry.State.PROPOSED, Entry.State.SMOKE),
                 "denial": permissions.explain_denial(get_user(request), "approve", entry),

@@ -12,6 +12,7 @@ from django.db.models import F
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
+from django.utils import timezone
 
 from leaderboard import permissions, runs, tasks
 from leaderboard.integrations.github import entry_status
@@ -102,6 +103,19 @@ def test_entry_with_graph_of_another_entry_is_not_approved(open_track: Track) ->
     other_batch = propose_entry(open_track, 1, author=3)
     other_batch.graphs.update(config={"train": {"batch": 16}})
     assert decide(other_batch)[0] == "approved", "its recipe differs"
+
+
+@pytest.mark.parametrize(
+    "fields", [{"is_held": True}, {"policy_approved_at": timezone.now()}, {"kind": Entry.Kind.OPEN}]
+)
+def test_review_page_shows_a_copy_whatever_else_is_in_its_way(
+    open_track: Track, maintainer_client: Client, fields: dict[str, Any]
+) -> None:
+    first, copy = propose_entry(open_track, 1, sha="a" * 40), propose_entry(open_track, 1, author=2, **fields)
+    policy.decide_entries()
+    for entry, is_copy in ((first, False), (copy, True)):
+        page = maintainer_client.get(reverse("admin:leaderboard_entry_change", args=[entry.pk])).content.decode()
+        assert (f'recipe: <a href="{first.get_absolute_url()}">' in page) == is_copy
 
 
 def test_entry_with_the_canonical_graph_of_another_is_not_approved(open_track: Track) -> None:
