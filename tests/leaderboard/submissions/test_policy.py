@@ -89,6 +89,17 @@ def test_maintainers_track_approves_nothing_by_policy(open_track: Track) -> None
     assert entry.needs_person
 
 
+@pytest.mark.parametrize(
+    ("approval", "kind", "approver"),
+    [("anyone", "architecture", "the policy's"), ("anyone", "open", "a maintainer's")]
+    + [("maintainer", "architecture", "a maintainer's")],
+)
+def test_waiting_run_names_who_approves_it(open_track: Track, approval: str, kind: str, approver: str) -> None:
+    Track.objects.update(approval=approval)
+    entry = propose_entry(open_track, 1, kind=kind)
+    assert runs.make_run(entry, entry.track).reason == f"Waits for {approver} approval."
+
+
 def test_entry_over_a_cap_is_not_approved_by_policy(open_track: Track) -> None:
     entry = propose_entry(open_track, 1)
     entry.graphs.update(problem="120,000 trained parameters: 20,000 over the season's cap of 100,000.")
