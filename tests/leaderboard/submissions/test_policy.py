@@ -91,8 +91,11 @@ def test_maintainers_track_approves_nothing_by_policy(open_track: Track) -> None
 
 @pytest.mark.parametrize(
     ("approval", "kind", "approver"),
-    [("anyone", "architecture", "the policy's"), ("anyone", "open", "a maintainer's")]
-    + [("maintainer", "architecture", "a maintainer's")],
+    [
+        ("anyone", "architecture", "the policy's"),
+        ("anyone", "open", "a maintainer's"),
+        ("maintainer", "architecture", "a maintainer's"),
+    ],
 )
 def test_waiting_run_names_who_approves_it(open_track: Track, approval: str, kind: str, approver: str) -> None:
     Track.objects.update(approval=approval)
