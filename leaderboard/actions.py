@@ -13,6 +13,7 @@ from leaderboard import run_jobs, runs
 from leaderboard.models import Entry, Run
 from leaderboard.publishing import publications
 from leaderboard.run_states import RunError
+from leaderboard.submissions import policy
 from scheduler import failure_reports, transitions
 from scheduler.models import Job
 from scheduler.transitions import StateError
@@ -98,6 +99,12 @@ def unhold_run(run: Run, actor: str) -> None:
         set_reason(run, "")
 
 
+@transaction.atomic
+def let_go_on(run: Run, actor: str) -> None:
+    runs.let_go_on(run, actor=actor)
+    policy.charge_hours(run)
+
+
 def readmit_nodes(run: Run, actor: str) -> None:
     assert run.job is not None, "what is in the queue has a job"
     failure_reports.lift_exclusions(run.job, actor)
@@ -148,7 +155,7 @@ RUN_ACTIONS = {
             "Let it go on",
             "The run is queued again, and is not stopped again.",
             lambda run: run.state == Run.State.STOPPED and run.entry.state == Entry.State.APPROVED,
-            lambda run, actor: runs.let_go_on(run, actor=actor),
+            let_go_on,
             for_maintainers=True,
         ),
         RunAction(

@@ -64,12 +64,17 @@ def make_run(
                 "start_run": track.start_run,
                 "start_checkpoint": track.start_checkpoint,
                 "purpose": purpose,
-                "reason": "Waits for a maintainer's approval.",
+                "reason": f"Waits for {name_approver(entry)} approval.",
             },
         )
         if created:
             Event.record(actor, run, f"Run of {entry.title} on {track.name} with seed {run.seed}.")
     return run
+
+
+def name_approver(entry: Entry) -> str:
+    is_manual = entry.track.approval == Track.Approval.MAINTAINER or entry.runs_python
+    return "a maintainer's" if is_manual else "the policy's"
 
 
 def queue_run(

@@ -21,7 +21,7 @@ from leaderboard.graph_comparison import build_graph_view
 from leaderboard.models import ApprovalLimits, Entry
 from leaderboard.monitoring import morning
 from leaderboard.rankings.standings import compute_standings
-from leaderboard.submissions import intake, policy, review, stations
+from leaderboard.submissions import families, intake, policy, review, stations
 from leaderboard.submissions.intake import IntakeError
 
 MAX_SEEDS_QUEUED = 10
@@ -180,15 +180,17 @@ class EntryAdmin(NoAddOrDeleteAdmin):
         if not permissions.is_maintainer(get_user(request)):
             raise PermissionDenied
         policy.set_paused(request.POST.get("paused") == "yes", get_user(request).get_username())
-        return HttpResponseRedirect(reverse("admin:leaderboard_entry_queue"))
+        return return_to_list(request)
 
     def change_view(
         self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: dict[str, Any] | None = None
     ) -> HttpResponse:
         entry, context = self.get_object(request, object_id), dict(extra_context or {})
         if entry and self.has_view_or_change_permission(request, entry):
+            traced = families.find_graph(entry)
             context |= {
                 "review": review.review_entry(entry),
+                "twin": policy.find_duplicate(entry, traced) if traced else None,
                 "graph": build_graph_view(entry),
                 "is_open": entry.state in (Entry.State.PROPOSED, Entry.State.SMOKE),
                 "denial": permissions.explain_denial(get_user(request), "approve", entry),
@@ -229,6 +231,6 @@ class EntryAdmin(NoAddOrDeleteAdmin):
 
 
 def return_to_list(request: HttpRequest) -> HttpResponse:
-    """Go back to the page on which an entry was decided."""
+    """Go back to the page on which something was decided."""
     page = "morning" if "morning" in request.POST else "queue"
     return HttpResponseRedirect(reverse(f"admin:leaderboard_entry_{page}"))

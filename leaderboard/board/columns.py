@@ -49,7 +49,8 @@ def parameters_cell(row: Standing, _: StandingsTable) -> Cell:
 
 
 def run_count_cell(row: Standing, table: StandingsTable) -> Cell:
-    return Cell(f"{row.run_count}", f"of {table.track.seeds}" if row.run_count < table.track.seeds else "")
+    lacks_runs = row.run_count < table.track.seeds and not (table.track.stops_early and not row.is_undecided)
+    return Cell(f"{row.run_count}", f"of {table.track.seeds}" if lacks_runs else "")
 
 
 COLUMNS: dict[str, Column] = {

@@ -115,7 +115,7 @@ class TrainHandler(JobKind):
         if run.is_behind:
             verdict = run.describe_look()
             apply_event(run, RunEvent.STOP, actor=SITE_ACTOR, message=f"Stopped {verdict}", reason=f"Stopped {verdict}")
-            policy.give_back_hours(run)
+            policy.charge_hours(run)
             return
         last = job.checkpoints.resumable().last()
         mark_run_paused(run, job, reason, f"It resumes from step {last.step}" if last else "It starts over")

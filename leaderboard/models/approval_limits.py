@@ -12,6 +12,9 @@ class ApprovalLimits(models.Model):
     is_paused = models.BooleanField("paused", default=False, help_text="Nothing is approved automatically.")
     author_hours = models.FloatField(default=4.0, validators=[MinValueValidator(0)], help_text="Of one author.")
     site_hours = models.FloatField(default=48.0, validators=[MinValueValidator(0)], help_text="Of all authors.")
+    cursor = models.BigIntegerField(
+        default=0, db_default=0, editable=False, help_text="The entry that was last decided again; others follow it."
+    )
 
     class Meta:
         verbose_name_plural = "approval limits"

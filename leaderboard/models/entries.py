@@ -229,6 +229,11 @@ class Entry(models.Model):
         return self.state == self.State.PROPOSED and is_manual and not self.is_held
 
     @property
+    def runs_python(self) -> bool:
+        """Whether its own Python trains, and no graph: nobody approves it unread."""
+        return self.kind != self.Kind.ARCHITECTURE or not self.track.is_traced
+
+    @property
     def public_repository(self) -> str:
         """Return its URL; empty for a folder of the server."""
         return self.repository if web_address(self.repository) else ""

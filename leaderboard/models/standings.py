@@ -12,6 +12,10 @@ from leaderboard.models.entries import Entry
 from leaderboard.models.runs import Run
 from leaderboard.models.tracks import Track
 from trainer.scoring.multiplier import AXES, EntryMultiplier, MultiplierVerdict
+from trainer.scoring.multiplier.futility import ENOUGH
+
+UNDECIDED = models.Q(multiplier_low__lte=1, multiplier_high__gt=ENOUGH)
+"""The condition for rows that could still become a gain that counts."""
 
 
 def get_entry_name(entry_id: int) -> str:
@@ -167,6 +171,12 @@ class Standing(models.Model):
 
     def __str__(self) -> str:
         return f"{self.entry}: {self.bits_per_byte:.4f}"
+
+    @property
+    def is_undecided(self) -> bool:
+        """Whether `UNDECIDED` is true of it."""
+        low, high = self.multiplier_low, self.multiplier_high
+        return low is not None and high is not None and low <= 1 and high > ENOUGH
 
     @property
     def page(self) -> str:

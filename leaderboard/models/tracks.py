@@ -159,7 +159,8 @@ class Track(models.Model):
     seeds = models.PositiveIntegerField(
         default=1,
         validators=[MinValueValidator(1), MaxValueValidator(MOST_SEEDS)],
-        help_text="Runs of an entry: one after approval, the others once the ladder is full.",
+        help_text="Runs of an entry: one after approval, the others once the ladder is full; where runs that are "
+        "behind stop, one by one and only while its interval contains 1 and ends above 1.02.",
     )
     limits = models.JSONField(
         default=dict,

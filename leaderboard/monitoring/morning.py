@@ -10,24 +10,27 @@ from urllib.parse import urlencode
 from django.db.models import Count, Q
 from django.urls import reverse
 
-from leaderboard.models import ApprovalLimits, Entry, Ruling, Run, Track
+from leaderboard.models import ApprovalLimits, Confirmation, Entry, Ruling, Run, Track
 from leaderboard.rankings import confirmations
 from leaderboard.submissions import policy
 from leaderboard.unrelated_nodes import find_unrelated_nodes
 from scheduler.models import Event
 
-NIGHT = timedelta(hours=24)
+NIGHT, WEEK = timedelta(hours=24), timedelta(days=7)
+Outcome = Confirmation.Outcome
+FAULTS = (Entry.Obstacle.CAPS, Entry.Obstacle.RULING, Entry.Obstacle.DUPLICATE, Entry.Obstacle.BEHIND)
 MODELS_DIFFER = Q(runs__checks__look_ahead__is_beyond_rounding=True) | Q(runs__passes_differ=True)
 
 
 @dataclass(frozen=True)
 class Button:
-    """A form of one click, or without fields a link. `reason`: prefilled, and can be edited; its author reads it."""
+    """A form of one click, or without fields a link. `reason`: what its author will read, if it needs one; prefilled
+    with a fault that the site found."""
 
     label: str
     address: str
     fields: Mapping[str, object] = field(default_factory=dict)
-    reason: str = ""
+    reason: str | None = None
 
 
 @dataclass(frozen=True)
@@ -40,7 +43,9 @@ class Decision:
 
 
 def list_decisions(now: datetime) -> list[Decision]:
-    return [*list_candidates(), *list_disputes(), *list_proposed_rulings(), *list_budgets(now), *list_approvals()]
+    """Approvals are the last, since only they may be many."""
+    records = (*list_candidates(), *list_incomplete_confirmations(now))
+    return [*records, *list_disputes(), *list_proposed_rulings(), *list_budgets(now), *list_approvals()]
 
 
 def list_candidates() -> Iterator[Decision]:
@@ -51,6 +56,15 @@ def list_candidates() -> Iterator[Decision]:
                 why = f"It would be a record on {track.name}, and no trusted node is unrelated to it."
                 buttons = (Button("Trust a node", reverse("admin:scheduler_node_changelist")),)
                 yield Decision("Record", entry.title, entry.get_absolute_url(), why, buttons)
+
+
+def list_incomplete_confirmations(now: datetime) -> Iterator[Decision]:
+    """Yield this week's entries whose confirmation ended without a decision about their result."""
+    ended = Confirmation.objects.filter(outcome=Outcome.INCOMPLETE, season__active=True, decided_at__gt=now - WEEK)
+    for confirmation in ended.select_related("entry").order_by("pk"):
+        entry, address = confirmation.entry, confirmation.entry.get_absolute_url()
+        why = confirmation.get_outcome_display()
+        yield Decision("Record", entry.title, address, why, (Button("Look at its runs", address),))
 
 
 def list_disputes() -> Iterator[Decision]:
@@ -78,8 +92,12 @@ def list_proposed_rulings() -> Iterator[Decision]:
 
 
 def list_budgets(now: datetime) -> Iterator[Decision]:
-    limits, waiting = ApprovalLimits.load(), Entry.objects.filter(obstacle=Entry.Obstacle.SITE_HOURS)
-    if count := waiting.filter(state=Entry.State.PROPOSED).count():
+    limits, proposed = ApprovalLimits.load(), Entry.objects.filter(state=Entry.State.PROPOSED)
+    if limits.is_paused:
+        why = f"Automatic approvals are paused, {proposed.filter(obstacle__in=policy.LIMITS).count()} wait."
+        resume = Button("Resume", reverse("admin:leaderboard_entry_pause"), {"paused": "no", "morning": 1})
+        yield Decision("Pause", "Automatic approvals", reverse("admin:leaderboard_entry_queue"), why, (resume,))
+    elif count := proposed.filter(obstacle=Entry.Obstacle.SITE_HOURS).count():
         used = policy.count_hours(Q(), now)
         why = f"{used:.1f} of {limits.site_hours:g} GPU-hours of a day are used; waiting for more: {count}."
         address = reverse("admin:leaderboard_approvallimits_change", args=[limits.pk])
@@ -94,10 +112,17 @@ def list_approvals() -> Iterator[Decision]:
         names = ("approve", "reject")
         approve, reject = (reverse(f"admin:leaderboard_entry_{name}", args=[entry.pk]) for name in names)
         address = reverse("admin:leaderboard_entry_change", args=[entry.pk])
-        is_read = entry.obstacle != Entry.Obstacle.PYTHON  # its Python runs: nobody approves it unread
         first = Button(f"Approve {entry.sha[:8]}", approve, {"sha": entry.sha, "morning": 1})
-        buttons = (first if is_read else Button("Read it", address), Button("Reject", reject, {"morning": 1}, why))
+        second = Button("Reject", reject, {"morning": 1}, name_fault(entry))
+        buttons = (Button("Read it", address) if entry.runs_python else first, second)
         yield Decision("Approval", f"{entry.title}, {entry.track.name}", address, why, buttons)
+
+
+def name_fault(entry: Entry) -> str:
+    """Return what is wrong with an entry as a reason to reject it; empty if nothing was found."""
+    if entry.smoke.get("passed") is False:
+        return entry.smoke_sentence
+    return entry.get_obstacle_display() if entry.obstacle in FAULTS else ""
 
 
 def describe_night(now: datetime) -> str:
@@ -105,10 +130,12 @@ def describe_night(now: datetime) -> str:
     since, night = now - NIGHT, Event.objects.filter(at__gt=now - NIGHT)
     words = ("approved", "duplicate", "family", "smoke", "caps")
     decided = {word: night.filter(kind=f"policy.{word}").values("target_id").distinct().count() for word in words}
-    ended = Run.objects.filter(finished_at__gt=since)
+    ended = Run.objects.filter(finished_at__gt=since, purpose=Run.Purpose.ENTRY)
+    came = Entry.objects.filter(created_at__gt=since).exclude(kind=Entry.Kind.MAIN).order_by()
+    pulls = came.exclude(pull_request=None).values("pull_request").distinct().count()
     counts = {state: ended.filter(state=state).count() for state in (*Run.WITHOUT_RESULT, Run.State.FINISHED)}
     return (
-        f"In the last 24 hours {Entry.objects.filter(created_at__gt=since).count()} entries came. "
+        f"In the last 24 hours {pulls + came.filter(pull_request=None).count()} pull requests and other requests came. "
         f"{decided['approved']} were approved by policy; {decided['duplicate']} are copies of others, "
         f"{decided['family']} wait for a near one, {decided['smoke'] + decided['caps']} did not pass. "
         f"{counts[Run.State.FINISHED]} runs were scored, {counts[Run.State.STOPPED]} stopped early, "

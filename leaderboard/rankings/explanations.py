@@ -164,7 +164,9 @@ def suggest_next_step(row: Standing, table: StandingsTable) -> str:
         return describe_ladder_progress(table)
     if estimate is None or row.is_baseline:
         return ""
-    if row.run_count < table.track.seeds:
+    if row.run_count < table.track.seeds and table.track.stops_early and row.is_undecided:
+        return f"Further runs, up to {table.track.seeds} in all, come by themselves while it is undecided."
+    if row.run_count < table.track.seeds and not table.track.stops_early:
         more = table.track.seeds - row.run_count
         further = "One more comes by itself" if more == 1 else f"{more} more come by themselves"
         return f"The track gives every entry {table.track.seeds} runs. {further} while nodes are free."

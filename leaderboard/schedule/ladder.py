@@ -12,13 +12,15 @@ from datetime import timedelta
 from itertools import count
 
 from django.db import transaction
-from django.db.models import Count, Q, QuerySet
+from django.db.models import Count, F, OuterRef, Q, QuerySet, Subquery
 from django.utils import timezone
 
 from leaderboard import runs
-from leaderboard.models import Entry, Run, Track
+from leaderboard.models import Entry, Run, Standing, Track
+from leaderboard.models.standings import UNDECIDED
 from leaderboard.run_states import RunError
 from leaderboard.schedule.failures import isolate_track
+from leaderboard.submissions import policy
 from scheduler import storage
 from scheduler.models import SITE_ACTOR, Blob, Job
 
@@ -113,10 +115,7 @@ def fill_ladder(track: Track) -> int:
         missing = list_missing_rungs(track)
         if missing or not get_ladder_progress(track).is_full:
             return sum(queue_baseline_run(track, release, budget) is not None for budget in missing[:room])
-        return sum(
-            runs.queue_run(runs.make_run(entry, track), release=release, priority=Job.Priority.LADDER)
-            for entry in find_entries_lacking_seeds(track)[:room]
-        )
+        return sum(queue_further_seed(entry, track, release) for entry in find_entries_lacking_seeds(track)[:room])
 
 
 def count_waiting(track: Track) -> int:
@@ -146,10 +145,17 @@ def queue_baseline_run(track: Track, release: Blob, budget: str = "") -> Run | N
     return run
 
 
+def queue_further_seed(entry: Entry, track: Track, release: Blob) -> bool:
+    run = runs.make_run(entry, track)
+    policy.charge_hours(run)
+    return runs.queue_run(run, release=release, priority=Job.Priority.LADDER)
+
+
 def find_entries_lacking_seeds(track: Track) -> QuerySet[Entry]:
     """Return the entries with a finished run and fewer runs than `track.seeds`, those with fewest first.
 
-    Entries with a run that failed, stopped or was cancelled are excluded.
+    Entries with a run that failed, stopped or was cancelled are excluded; where runs that are behind stop, also those
+    that are decided, or whose last run is not in the standings yet.
     """
     assert track.season.baseline_id is not None, "a filled ladder has a baseline"
     here = Q(runs__track=track, runs__season=track.season_id, runs__budget=track.budget)
@@ -165,4 +171,7 @@ def find_entries_lacking_seeds(track: Track) -> QuerySet[Entry]:
         )
         .filter(judged__gt=0, ended=0, begun__lt=track.seeds)
     )
+    if track.stops_early:
+        rows = Standing.objects.filter(UNDECIDED, table__track=track, table__axis="flops", entry=OuterRef("pk"))
+        entries = entries.annotate(shown=Subquery(rows.values("run_count"))).filter(begun=F("shown"))
     return entries.order_by("begun", "pk")

@@ -128,6 +128,7 @@ TEMPLATES: dict[str, dict[str, Any]] = {
         "needs_labels": ["1x16gb"],
         "config": build_config(6, "2m", {**ANY_PRECISION, "micro_batch": 16, "evaluations": 8}),
         "ladder": LADDER,
+        "seeds": 3,  # while undecided
         **SMALL_SUITE,
     },
     "community-24gb": {

@@ -7,14 +7,12 @@ decides again about entries that wait for hours, or for the end of a pause.
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Collection, Mapping
 from datetime import datetime, timedelta
 
 from allauth.socialaccount.models import SocialAccount
 from django.db import transaction
 from django.db.models import Q, Sum
-from django.db.models.functions import Mod
 from django.utils import timezone
 
 from leaderboard import caps, graphs, runs
@@ -28,9 +26,11 @@ logger = logging.getLogger(__name__)
 Obstacle = Entry.Obstacle
 FINAL = (Obstacle.PYTHON, Obstacle.REOPENED, Obstacle.SMOKE)
 """Obstacles that last until a person decides or another smoke test ends."""
+LIMITS = (Obstacle.PAUSED, Obstacle.AUTHOR_HOURS, Obstacle.SITE_HOURS)
+"""Obstacles that time, or the end of a pause, removes."""
 DAY = timedelta(hours=24)
 AT_ONCE = 100
-"""Earlier decisions that are looked at again in a minute; of more, each after as many minutes as that takes."""
+"""Earlier decisions that are looked at again in a call, oldest first; the next call goes on after them."""
 
 
 def decide_entries() -> int:
@@ -43,9 +43,11 @@ def decide_entries() -> int:
     limits, count = ApprovalLimits.load(), 0
     if limits.is_paused or count_hours(Q(), timezone.now()) >= limits.site_hours:
         waiting = waiting.filter(obstacle="")
-    if (turns := math.ceil(waiting.exclude(obstacle="").count() / AT_ONCE)) > 1:
-        minute = int(timezone.now().timestamp() // 60)
-        waiting = waiting.annotate(turn=Mod("pk", turns)).filter(Q(obstacle="") | Q(turn=minute % turns))
+    earlier = waiting.exclude(obstacle="").order_by("pk").values_list("pk", flat=True)
+    following, first = (earlier.filter(**{f"pk__{side}": limits.cursor})[:AT_ONCE] for side in ("gt", "lte"))
+    if again := [*following, *first][:AT_ONCE]:
+        ApprovalLimits.objects.update(cursor=again[-1])
+    waiting = waiting.filter(Q(obstacle="") | Q(pk__in=again))
     for entry in waiting.select_related("track").order_by("pk"):
         try:
             count += decide_entry(entry)
@@ -95,7 +97,7 @@ def find_obstacle(entry: Entry, graph: TracedGraph | None) -> tuple[Obstacle | N
     """Return what prevents the approval, apart from the limits of a day, and the other entry that is the reason."""
     if entry.is_held:
         return Obstacle.HELD, None
-    if entry.kind != Entry.Kind.ARCHITECTURE or not entry.track.is_traced:
+    if entry.runs_python:
         return Obstacle.PYTHON, None
     if entry.policy_approved_at is not None:
         return Obstacle.REOPENED, None
@@ -125,7 +127,9 @@ def find_limit(entry: Entry, limits: ApprovalLimits, hours: float, now: datetime
         return Obstacle.PAUSED
     if count_hours(author, now) + hours > limits.author_hours:
         return Obstacle.AUTHOR_HOURS
-    return Obstacle.SITE_HOURS if count_hours(Q(), now) + hours > limits.site_hours else None
+    older = Entry.objects.filter(obstacle=Obstacle.SITE_HOURS, state=Entry.State.PROPOSED, pk__lt=entry.pk)
+    is_early = not entry.obstacle and older.exists()  # it takes its turn after those that wait for the same hours
+    return Obstacle.SITE_HOURS if is_early or count_hours(Q(), now) + hours > limits.site_hours else None
 
 
 def find_duplicate(entry: Entry, graph: TracedGraph) -> Entry | None:
@@ -188,17 +192,20 @@ def count_hours(author: Q, now: datetime) -> float:
 
 
 def compute_hours(track: Track, runs: float | None = None) -> float:
-    """Return the GPU-hours of an approved entry: its trial, and these runs, by default one for each of its seeds."""
-    share = (track.seeds if runs is None else runs) + float(track.trial.get("part", 0.0))
+    """Return the GPU-hours of an approved entry: its trial, and these runs, by default those that it surely gets."""
+    if runs is None:
+        runs = 1 if track.stops_early else track.seeds
+    share = runs + float(track.trial.get("part", 0.0))
     gpus = max(matching.parse_labels(tuple(track.needs_labels)).gpus, 1)
     return track.expected_seconds * share * gpus / 3600
 
 
-def give_back_hours(run: Run) -> None:
-    """Give back the author's and the site's hours of the day that the entry of a stopped run will not use."""
-    others = Run.objects.filter(entry=run.entry_id, budget=run.budget, started_at__isnull=False).exclude(pk=run.pk)
-    hours = compute_hours(run.track, others.count() + run.fraction)
-    Entry.objects.filter(pk=run.entry_id, policy_hours__gt=hours).update(policy_hours=hours)
+def charge_hours(run: Run) -> None:
+    """Charge its author's and the site's hours of the day with what an entry's runs use: of a stopped one, its part."""
+    seeds = Run.objects.filter(entry=run.entry_id, budget=run.budget, purpose=Run.Purpose.ENTRY)
+    used = sum(seed.fraction if seed.state == Run.State.STOPPED else 1.0 for seed in seeds)
+    hours = compute_hours(run.track, min(used, run.track.seeds))
+    Entry.objects.filter(pk=run.entry_id, policy_approved_at__isnull=False).update(policy_hours=hours)
 
 
 @transaction.atomic

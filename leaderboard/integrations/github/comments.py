@@ -16,7 +16,7 @@ from leaderboard import outbox
 from leaderboard.integrations.github import client, comment_text, entry_status
 from leaderboard.integrations.github.client import Client
 from leaderboard.integrations.github.connection import NotFoundError
-from leaderboard.models import Entry, OutboxMessage, PullRequest, Ruling, Run
+from leaderboard.models import Confirmation, Entry, OutboxMessage, PullRequest, Ruling, Run
 from scheduler.models import Event
 
 COMMENT, CHECK, ANSWER, RULING = "github.comment", "github.check", "github.answer", "github.ruling"
@@ -53,9 +53,14 @@ def update_pull_requests(events: Sequence[Event]) -> None:
 
 
 def find_affected_pulls(runs: set[int]) -> set[int]:
-    """Return the open pull requests whose comparisons change with these finished runs: of the baseline, or a record."""
+    """Return the open pull requests whose comparisons change with these finished runs: of the baseline, or a record.
+
+    Also one that was a record, since what takes it away is over before its event is read.
+    """
     finished = Run.objects.filter(state=Run.State.FINISHED)
-    references = finished.filter(Q(entry=F("season__baseline")) | Q(trust=Run.Trust.RECORD), pk__in=runs)
+    records = Confirmation.objects.filter(outcome=Confirmation.Outcome.RECORD).values("entry")
+    is_record = Q(trust=Run.Trust.RECORD) | Q(entry__in=records)
+    references = finished.filter(Q(entry=F("season__baseline")) | is_record, pk__in=runs)
     tracks = references.values("track")
     affected = finished.filter(track__in=tracks, entry__pull_request__state=PullRequest.State.OPEN)
     return set(affected.values_list("entry__pull_request", flat=True))

@@ -16,6 +16,7 @@ from django.utils import timezone
 from leaderboard import actions, runs, tasks
 from leaderboard.integrations.github import entry_status
 from leaderboard.models import CurvePoint, Entry, Run, TracedGraph, Track
+from leaderboard.rankings.standings_store import recompute_standings
 from leaderboard.run_states import RunError
 from leaderboard.schedule import early_stops, ladder
 from leaderboard.submissions import policy
@@ -198,9 +199,43 @@ def test_stopped_entry_gives_back_hours_and_gets_no_more_seeds(race_track: Track
     look(run, 0.7, 0.25)
     assert Entry.objects.get(pk=run.entry_id).policy_hours == hours, "it may end before its node reads the request"
     end_lease(lease, "released")
-    assert Entry.objects.get(pk=run.entry_id).policy_hours == pytest.approx(hours / race_track.seeds / 4)
+    assert Entry.objects.get(pk=run.entry_id).policy_hours == pytest.approx(hours / 4)
     scene.create_run(run.entry, state=Run.State.FINISHED, bits_per_byte=2.0, seed=3)
     assert run.entry not in ladder.find_entries_lacking_seeds(race_track)
+
+
+def test_hours_of_an_entry_follow_its_stopped_runs_and_those_that_go_on(
+    race_track: Track, start_run: Start, maintainer: User
+) -> None:
+    first, lease = start_run()
+    entry = Entry.objects.filter(pk=first.entry_id)
+    entry.update(policy_approved_at=timezone.now(), policy_hours=9.0, state=Entry.State.APPROVED)
+    verdict = {"is_behind": True, "look_fraction": 0.5, "look_behind": 0.1, "look_error": 0.01}
+    scene.create_run(first.entry, seed=3, budget=first.budget, state=Run.State.STOPPED, fraction=0.5, **verdict)
+    look(first, 0.7, 0.25)
+    end_lease(lease, "released")
+    assert entry.get().policy_hours == pytest.approx(policy.compute_hours(race_track, 0.75))
+    first.refresh_from_db()
+    actions.perform_run_action(first, "go-on", maintainer, is_maintainer=True)
+    assert entry.get().policy_hours == pytest.approx(policy.compute_hours(race_track, 1.5))
+
+
+def test_entry_gets_further_seeds_one_by_one_while_it_is_undecided(race_track: Track) -> None:
+    Track.objects.update(is_traced=False)  # the runs of this test have no graphs
+    race_track.refresh_from_db()
+    entries = {}
+    for title, multiplier in (("Better", 1.3), ("Level", 1.01), ("Worse", 0.8)):
+        entries[title] = scene.create_entry(race_track, title, "smear", sha=title)
+        boards.create_scored_run(entries[title], multiplier, seed=1)
+    lacking = ladder.find_entries_lacking_seeds(race_track)
+    assert not lacking, "no standings yet"
+    recompute_standings(race_track)
+    assert list(lacking.all()) == [entries["Level"]]
+    Entry.objects.update(policy_approved_at=timezone.now(), policy_hours=policy.compute_hours(race_track))
+    assert ladder.fill_ladder(race_track) == 1
+    assert not lacking.all(), "its second run has no score yet"
+    assert Entry.objects.get(title="Level").policy_hours == policy.compute_hours(race_track, 2)
+    assert Entry.objects.get(title="Better").policy_hours == policy.compute_hours(race_track, 1)
 
 
 def test_seeds_of_entries_are_those_of_the_ladder_where_runs_stop(race_track: Track) -> None:

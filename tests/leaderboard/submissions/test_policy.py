@@ -12,6 +12,7 @@ from django.db.models import F
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
+from django.utils import timezone
 
 from leaderboard import permissions, runs, tasks
 from leaderboard.integrations.github import entry_status
@@ -88,6 +89,20 @@ def test_maintainers_track_approves_nothing_by_policy(open_track: Track) -> None
     assert entry.needs_person
 
 
+@pytest.mark.parametrize(
+    ("approval", "kind", "approver"),
+    [
+        ("anyone", "architecture", "the policy's"),
+        ("anyone", "open", "a maintainer's"),
+        ("maintainer", "architecture", "a maintainer's"),
+    ],
+)
+def test_waiting_run_names_who_approves_it(open_track: Track, approval: str, kind: str, approver: str) -> None:
+    Track.objects.update(approval=approval)
+    entry = propose_entry(open_track, 1, kind=kind)
+    assert runs.make_run(entry, entry.track).reason == f"Waits for {approver} approval."
+
+
 def test_entry_over_a_cap_is_not_approved_by_policy(open_track: Track) -> None:
     entry = propose_entry(open_track, 1)
     entry.graphs.update(problem="120,000 trained parameters: 20,000 over the season's cap of 100,000.")
@@ -102,6 +117,19 @@ def test_entry_with_graph_of_another_entry_is_not_approved(open_track: Track) ->
     other_batch = propose_entry(open_track, 1, author=3)
     other_batch.graphs.update(config={"train": {"batch": 16}})
     assert decide(other_batch)[0] == "approved", "its recipe differs"
+
+
+@pytest.mark.parametrize(
+    "fields", [{"is_held": True}, {"policy_approved_at": timezone.now()}, {"kind": Entry.Kind.OPEN}]
+)
+def test_review_page_shows_a_copy_whatever_else_is_in_its_way(
+    open_track: Track, maintainer_client: Client, fields: dict[str, Any]
+) -> None:
+    first, copy = propose_entry(open_track, 1, sha="a" * 40), propose_entry(open_track, 1, author=2, **fields)
+    policy.decide_entries()
+    for entry, is_copy in ((first, False), (copy, True)):
+        page = maintainer_client.get(reverse("admin:leaderboard_entry_change", args=[entry.pk])).content.decode()
+        assert (f'recipe: <a href="{first.get_absolute_url()}">' in page) == is_copy
 
 
 def test_entry_with_the_canonical_graph_of_another_is_not_approved(open_track: Track) -> None:
@@ -135,7 +163,7 @@ def test_hours_of_author_and_site_limit_approvals_of_a_day(open_track: Track) ->
     assert decide(entries[2]) == ("approved", "")
 
 
-def test_many_waiting_entries_are_decided_again_in_turns(
+def test_many_waiting_entries_are_all_decided_again_whenever_the_task_runs(
     open_track: Track, monkeypatch: pytest.MonkeyPatch, time_machine: Any
 ) -> None:
     ApprovalLimits.objects.update(author_hours=99, site_hours=99)
@@ -143,15 +171,37 @@ def test_many_waiting_entries_are_decided_again_in_turns(
         propose_entry(open_track, number, is_held=True)
     assert policy.decide_entries() == 0
     Entry.objects.update(is_held=False)
-    monkeypatch.setattr(policy, "AT_ONCE", 3)
+    monkeypatch.setattr(policy, "AT_ONCE", 2)
     propose_entry(open_track, 5)
     time_machine.move_to(1_200_000_000, tick=False)
-    counts = []
+    assert [policy.decide_entries() for _ in range(3)] == [3, 2, 1], "the new one at once, the others two at a time"
+
+
+def test_waiting_entries_are_decided_again_in_a_circle(open_track: Track, monkeypatch: pytest.MonkeyPatch) -> None:
+    held = [propose_entry(open_track, number, is_held=True).pk for number in range(3)]
+    policy.decide_entries()
+    monkeypatch.setattr(policy, "AT_ONCE", 2)
+    decided: list[int] = []
+    monkeypatch.setattr(policy, "decide_entry", lambda entry: decided.append(entry.pk) or False)
+    ApprovalLimits.objects.update(cursor=held[0])
     for _ in range(2):
-        counts.append(policy.decide_entries())
-        time_machine.shift(60)
-    assert sum(counts) == 6, "the new one at once, the others within two minutes"
-    assert 3 <= counts[0] <= 4
+        policy.decide_entries()
+    assert decided == [held[1], held[2], held[0], held[1]]
+
+
+def test_new_entry_takes_no_freed_hours_before_those_that_wait(
+    open_track: Track, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(policy, "AT_ONCE", 1)
+    ApprovalLimits.objects.update(site_hours=0.5)
+    old = [propose_entry(open_track, number, author=number) for number in (1, 2)]
+    policy.decide_entries()
+    ApprovalLimits.objects.update(site_hours=1.0, cursor=old[0].pk)
+    Entry.objects.filter(pk=old[1].pk).update(is_held=True)
+    new = propose_entry(open_track, 3, author=3)
+    assert decide(new) == ("proposed", "site_hours")
+    ApprovalLimits.objects.update(cursor=new.pk)
+    assert decide(old[0]) == ("approved", "")
 
 
 def test_reopened_entry_is_not_approved_by_policy_again(open_track: Track) -> None:

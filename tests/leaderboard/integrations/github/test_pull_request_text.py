@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from leaderboard.integrations.github import command_parser, comment_text, comments, entry_status, front_matter
 from leaderboard.integrations.github.command_parser import Command, InvalidCommand
 from leaderboard.integrations.github.front_matter import FrontMatter
-from leaderboard.models import Entry, OutboxMessage, PullRequest, Run
+from leaderboard.models import Confirmation, Entry, OutboxMessage, PullRequest, Run
 from leaderboard.templatetags.markdown import escape_except_code
 from scheduler.markdown import WORD_JOINER, escape_markdown
 from tests.support import boards, scene
@@ -52,6 +52,13 @@ def test_finished_run_updates_other_comments_only_if_they_are_compared_with_it(p
     assert comments.find_affected_pulls({run.pk for run in baseline.runs.all()}) == {pull.pk}
     finished.update(trust=Run.Trust.RECORD)
     assert comments.find_affected_pulls({run.pk for run in finished}) == {pull.pk}
+
+
+def test_disputed_record_updates_the_comments_that_were_compared_with_it(pull: PullRequest) -> None:
+    record = Entry.objects.get(title="Worse")
+    Confirmation.objects.create(entry=record, season=record.track.season, outcome=Confirmation.Outcome.RECORD)
+    record.runs.update(trust=Run.Trust.DISPUTED)
+    assert comments.find_affected_pulls({run.pk for run in record.runs.all()}) == {pull.pk}
 
 
 @pytest.mark.parametrize(
