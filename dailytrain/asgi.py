@@ -37,8 +37,9 @@ Send = Callable[[Mapping[str, Any]], Awaitable[None]]
 FILE_PATH = re.compile(
     r"/api/node/v1/leases/0*(?P<lease>\d+)/blobs/|/runs/\d+/(weights|parts)/|/campaigns/[^/]+/files/|/graphs/|/download/"
 )
-BODY_SECONDS = 30.0  # for the body of a request that is not a file
-COLLECTED_BYTES = 512 * 2**20  # of such bodies together: those that docker/nginx.conf.template lets in
+BODY_SECONDS = 30.0  # for the body of a request that is not a file, and
+BODY_BYTES_PER_SECOND = 7000  # beyond that: a body of 4 MiB has ten minutes
+COLLECTED_BYTES = 512 * 2**20  # of such bodies together in a process: those that docker/nginx.conf.template lets in
 collected_bytes = 0  # now
 UPLOAD_SECONDS = 1200.0  # for a piece of a file: 7 kB/s
 UPLOADS_PER_LEASE = 4  # at a time; the agent sends one or two
@@ -86,15 +87,17 @@ async def collect_and_answer(application: Any, scope: Scope, receive: Receive, s
     """Answer a request when its whole body is here, unless that takes too much time or memory."""
     global collected_bytes
     headers = dict(scope["headers"])
-    length, is_chunked = headers.get(b"content-length", b"0"), b"transfer-encoding" in headers
-    if length.isdigit() and int(length) > settings.DATA_UPLOAD_MAX_MEMORY_SIZE:
-        await refuse(send, 413, "The body is too large.")
-        return
+    is_chunked, most = b"transfer-encoding" in headers, settings.DATA_UPLOAD_MAX_MEMORY_SIZE
+    given = headers.get(b"content-length", b"0")
+    length = most if is_chunked else int(given) if given.isdigit() else 0
     body = bytearray()
     try:
         try:
-            async with asyncio.timeout(BODY_SECONDS):
-                receive = await read_whole_body(is_chunked or (length.isdigit() and int(length) > 0), receive, body)
+            async with asyncio.timeout(BODY_SECONDS + min(length, most) / BODY_BYTES_PER_SECOND):
+                receive = await read_whole_body(length, receive, body)
+        except BodyTooLargeError:
+            await refuse(send, 413, "The body is too large.")
+            return
         except TimeoutError:
             await refuse(send, 408, "The body did not arrive in time.")
             return
@@ -143,19 +146,27 @@ async def watch_disconnect(receive: Receive, disconnected: Event) -> None:
     disconnected.set()
 
 
-async def read_whole_body(has_body: bool, receive: Receive, body: bytearray) -> Receive:
-    """Return a function that receives the body at once.
+class BodyTooLargeError(Exception):
+    """The body is larger than the site ever reads."""
 
-    Raise MemoryError if it, or all bodies together, are too large.
+
+async def read_whole_body(length: int, receive: Receive, body: bytearray) -> Receive:
+    """Return a function that receives the body, of at most this length, at once.
+
+    Raise BodyTooLargeError if it is too large, and MemoryError if all bodies together are.
     """
     global collected_bytes
-    event: Any = {"more_body": has_body}
+    if length > settings.DATA_UPLOAD_MAX_MEMORY_SIZE:
+        raise BodyTooLargeError
+    event: Any = {"more_body": length > 0}
     while event.get("more_body"):
         event = await receive()
         chunk = event.get("body", b"")
         body += chunk
         collected_bytes += len(chunk)
-        if collected_bytes > COLLECTED_BYTES or len(body) > settings.DATA_UPLOAD_MAX_MEMORY_SIZE:
+        if len(body) > settings.DATA_UPLOAD_MAX_MEMORY_SIZE:
+            raise BodyTooLargeError
+        if collected_bytes > COLLECTED_BYTES:
             raise MemoryError
     events: list[Any] = [{"type": "http.request", "body": body, "more_body": False}]
     if event.get("type") == "http.disconnect":

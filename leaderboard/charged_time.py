@@ -6,14 +6,13 @@ A node that charges more than has passed did not train; one that charges less tr
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Sequence
-from datetime import timedelta
 from itertools import groupby
 from operator import attrgetter
 
 from leaderboard.models import Run
 from scheduler import storage
-from scheduler.deadlines import DEFAULT_BYTES_PER_SECOND, MAX_PREPARATION_SECONDS, SLACK_SECONDS
 from scheduler.errors import InvalidMessageError
 from scheduler.models import Checkpoint
 from scheduler.uploads import MAX_CLOCK_SKEW_SECONDS
@@ -25,6 +24,8 @@ STATE_BYTES = 32_000_000
 MAX_SECONDS = 1e12
 UNCHARGED_FACTOR, UNCHARGED_SECONDS = 1.25, 600.0
 """A lease may last so many times as long as it charges, and so much longer: evaluations, slow uploads."""
+UNCHARGED_LEASES = 8
+"""All leases of an owner in a run together may last longer by as much as so many, or by the budget if that is more."""
 FLOPS_TOLERANCE = 0.01
 """By which the FLOPs of a step may be less than the server's: those of one micro-batch differ from those of rows."""
 
@@ -78,11 +79,8 @@ def find_charge_problem(run: Run) -> str:
         return f"Disputed: its last checkpoint is of step {rows[-1].step}, and its budget is used up after {steps}."
     if silent := [row for row in rows if row.seconds is None]:
         return f"Disputed: the checkpoint of step {silent[0].step} does not say what it charges."
-    if Budget.parse(run.budget).kind != "seconds":
-        return ""
-    downloaded = run.season.get_dataset_bytes("train", "dev")  # 0: the node prepares the dataset itself
-    preparation = 2 * downloaded / DEFAULT_BYTES_PER_SECOND if downloaded else MAX_PREPARATION_SECONDS
-    return find_uncharged_time(rows, timedelta(seconds=SLACK_SECONDS + min(preparation, MAX_PREPARATION_SECONDS)))
+    budget = Budget.parse(run.budget)
+    return find_uncharged_time(rows, budget.amount) if budget.kind == "seconds" else ""
 
 
 def count_budget_steps(run: Run) -> int | None:
@@ -94,25 +92,28 @@ def count_budget_steps(run: Run) -> int | None:
     return budget.steps(int(tokens or 0), (1 - FLOPS_TOLERANCE) * float(flops or 0) * float(tokens or 0))
 
 
-def find_uncharged_time(rows: Sequence[Checkpoint], preparation: timedelta) -> str:
+def find_uncharged_time(rows: Sequence[Checkpoint], budget: float) -> str:
     """Return a sentence if a node charged much less than passed in a lease, or after its first checkpoint in it.
 
-    Downloads and the preparation of a dataset, before its node reports the phase "running", do not count, up to
-    `preparation` for all leases of a node: the phase is what it says, and it may train meanwhile.
+    Downloads and the preparation of a dataset, before its node reports the phase "running" or metrics, do not count.
+    What the leases of one owner may leave uncharged has a limit together, so that many short ones train no more.
     """
-    before, left = 0.0, dict.fromkeys((row.lease.node_id for row in rows if row.lease), preparation)
+    before, uncharged = 0.0, defaultdict[object, float](float)
     for _, group in groupby(rows, attrgetter("lease")):
         first, *others = group
         last, lease = (others or [first])[-1], first.lease
         spans = [(first.created_at, first.seconds or 0.0)]
-        if lease is not None:
-            began = min(lease.running_at or first.created_at, lease.started_at + left[lease.node_id])
-            left[lease.node_id] -= began - lease.started_at
-            spans.append((began, before))
+        if lease is not None and lease.running_at is not None:
+            spans.append((lease.running_at, before))
+        name, owner = (lease.node.name, lease.node.owner_id or lease.node.name) if lease else ("A node", None)
+        left = 0.0
         for start, charged_before in spans:
             charged, passed = (last.seconds or 0.0) - charged_before, (last.created_at - start).total_seconds()
-            if passed > UNCHARGED_FACTOR * charged + UNCHARGED_SECONDS:
-                name = lease.node.name if lease else "A node"
+            left = max(left, passed - UNCHARGED_FACTOR * charged)
+            if left > UNCHARGED_SECONDS:
                 return f"Disputed: {name} charged {charged:.0f} s of training while {passed:.0f} s passed."
+        uncharged[owner] += left
+        if uncharged[owner] > max(UNCHARGED_LEASES * UNCHARGED_SECONDS, budget):
+            return f"Disputed: the leases of the owner of {name} left {uncharged[owner]:.0f} s uncharged."
         before = last.seconds or 0.0
     return ""

@@ -75,9 +75,3 @@ class RateLimitError(ApiError):
         """`limit`: the rate limit whose window `Retry-After` tells, a key of `rate_limits`."""
         super().__init__(message)
         self.limit = limit
-
-
-class TooManyUploadsError(ApiError):
-    """Too many uploads of this node's owner at a time. Try again later."""
-
-    status = 503

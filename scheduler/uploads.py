@@ -14,14 +14,7 @@ from django.utils import timezone
 
 from scheduler import resumable_uploads
 from scheduler.checkpoints import delete_superseded
-from scheduler.errors import (
-    ForbiddenError,
-    InvalidMessageError,
-    LeaseEndedError,
-    NotFoundError,
-    TooLargeError,
-    TooManyUploadsError,
-)
+from scheduler.errors import ForbiddenError, InvalidMessageError, LeaseEndedError, NotFoundError, TooLargeError
 from scheduler.failure_reports import refute_claims
 from scheduler.job_kinds import get_job_kind
 from scheduler.models import Blob, Checkpoint, Job, JobFile, Lease
@@ -29,10 +22,6 @@ from trainer import protocol
 
 MAX_FILES = 256
 """Files per message."""
-UPLOADS_PER_OWNER = 6
-"""At a time in a web process: each occupies one of its WEB_FILE_THREADS, however slow it is."""
-running_uploads: list[tuple[int | None, int]] = []
-"""The owner of each; the node, where it has none."""
 MAX_STEPS_PER_SECOND = 10_000
 """More than any model makes."""
 MAX_CLOCK_SKEW_SECONDS = 60.0
@@ -57,20 +46,9 @@ def list_missing_blobs(lease: Lease, message: protocol.BlobQuery) -> protocol.Mi
 def store_upload(lease: Lease, sha256: str, read: Callable[[int], bytes], span: resumable_uploads.ByteRange) -> int:
     """Store a file or a piece of it; return how many bytes have arrived. The last byte makes it be checked and stored.
 
-    Raises TooManyUploadsError, TooLargeError, LeaseEndedError, InvalidMessageError for another hash, and RangeError if
-    bytes before the piece are missing.
+    Raises TooLargeError, LeaseEndedError, InvalidMessageError for another hash, and RangeError if bytes before the
+    piece are missing.
     """
-    owner = lease.node.owner_id, 0 if lease.node.owner_id else lease.node_id
-    running_uploads.append(owner)
-    try:
-        if running_uploads.count(owner) > UPLOADS_PER_OWNER:
-            raise TooManyUploadsError
-        return append_upload(lease, sha256, read, span)
-    finally:
-        running_uploads.remove(owner)
-
-
-def append_upload(lease: Lease, sha256: str, read: Callable[[int], bytes], span: resumable_uploads.ByteRange) -> int:
     path = resumable_uploads.get_partial_path(lease.pk, sha256, span.total)
     with resumable_uploads.open_partial_file(path) as file:
         received = get_upload_offset(lease, sha256)

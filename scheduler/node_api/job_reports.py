@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from django.db import transaction
 from django.db.models import F
+from django.db.models.functions import Coalesce
 from django.utils import timezone
 
 from scheduler.errors import LeaseEndedError, OutOfOrderError
@@ -18,7 +19,8 @@ MAX_LOG_BYTES = 8 * 2**20
 @transaction.atomic
 def store_metrics(lease: Lease, message: protocol.MetricsBatch) -> protocol.Acknowledgment:
     """Store a batch if it is the next one. Raises LeaseEndedError or OutOfOrderError."""
-    progress = {"metrics_at": timezone.now()} if message.rows else {}
+    now = timezone.now()
+    progress = {"metrics_at": now, "running_at": Coalesce("running_at", now)} if message.rows else {}
     expected = Lease.objects.active(lease).filter(metrics_received=message.sequence - 1)
     if expected.update(metrics_received=message.sequence, **progress):
         get_job_kind(lease.job).handle_metrics(lease.job, message.rows)

@@ -114,8 +114,14 @@ def log(request: NodeRequest, lease_id: int, message: protocol.LogChunk) -> prot
 
 
 @node_api.get("/leases/{int:lease_id}/authorization", auth=LeaseToken(), response={204: None, **ERRORS})
-def authorize_upload(request: NodeRequest, lease_id: int) -> Status[None]:
-    """Return 204 for the lease's token. A proxy asks this before it reads a file (docker/nginx.conf.template)."""
+def authorize_upload(request: NodeRequest, lease_id: int, response: HttpResponse) -> Status[None]:
+    """Return 204 for the lease's token. A proxy asks this before it reads a file (docker/nginx.conf.template).
+
+    `X-Owner` says whose uploads it counts together: those of a person, of a node without one, or of all ended leases.
+    """
+    lease = request.auth
+    owner = f"user {lease.node.owner_id}" if lease.node.owner_id else f"node {lease.node_id}"
+    response["X-Owner"] = owner if lease.state == Lease.State.ACTIVE else "ended"
     return Status(204, None)
 
 

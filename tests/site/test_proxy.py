@@ -117,8 +117,9 @@ class UpstreamHandler(Handler):
 
     def do_GET(self) -> None:
         if self.path.endswith("/authorization"):
-            is_known = (self.path, self.headers["Authorization"]) == (f"{LEASE}/authorization", "Bearer known")
-            return self.send(204 if is_known else 401)
+            is_known = self.headers["Authorization"] == "Bearer known"
+            owner = "user 2" if "/leases/9/" in self.path else "user 1"
+            return self.send(204, headers={"X-Owner": owner}) if is_known else self.send(401)
         self.upstream.requests.append({name.lower(): value for name, value in self.headers.items()})
         number, headers = len(self.upstream.requests), {}
         time.sleep(0.2)
@@ -281,7 +282,8 @@ def test_volume_of_the_proxy_holds_all_uploads_at_once(services: dict[str, Any])
     size = re.search(r"size=(\d+)m", dict(mount.split(":", 1) for mount in services["proxy"]["tmpfs"])["/tmp/uploads"])
     most = re.search(r"limit_conn all_uploads (\d+);", TEMPLATE.read_text())
     assert int(most[1]) * PIECE_BYTES < int(size[1]) * 2**20  # type: ignore[index]
-    bodies = re.findall(r"limit_conn all_(?:lease_)?bodies (\d+);", TEMPLATE.read_text())
+    bodies = re.findall(r"limit_conn all_(?:node_|lease_)?bodies (\d+);", TEMPLATE.read_text())
+    assert len(bodies) == 3
     assert sum(map(int, bodies)) * 4 * 2**20 < asgi.COLLECTED_BYTES, "strangers' bodies leave memory for reports"
 
 
@@ -310,6 +312,7 @@ def test_large_bodies_of_a_lease_have_places_that_strangers_cannot_take(
         for _ in range(20):
             stack.enter_context(start_upload(url, "invented", 2**20, path=f"{LEASE}/metrics", sender="127.0.1.1"))
         assert put(url, 20_000, path=f"{LEASE}/metrics").status_code == 200
+        assert put(url, 20_000, path="/api/node/v1/poll").status_code == 200
         refused = put(url, 20_000, "invented", f"{LEASE}/metrics")
         assert (refused.status_code, list(refused.json())) == (401, ["detail"])
         assert put(url, 100, "invented", f"{LEASE}/metrics").status_code == 200, "the site itself checks small ones"
@@ -327,14 +330,19 @@ def test_addresses_of_one_ipv6_network_count_as_one(start_proxy: Callable[..., s
             assert read_status(stack.enter_context(other)) == status, forwarded
 
 
-def test_uploads_of_one_lease_are_limited(start_proxy: Callable[..., str]) -> None:
-    url = start_proxy("10.0.0.0/8")
+@pytest.mark.parametrize(("path", "most"), [(f"blobs/{'0' * 64}", 16), ("metrics", 8)])
+def test_leases_of_one_owner_share_their_places(
+    start_proxy: Callable[..., str], upstream: Upstream, path: str, most: int
+) -> None:
+    """Slow bodies of all leases of an owner leave those of others their places."""
+    url, first = start_proxy("10.0.0.0/8", upload_rate="1000r/s"), "/api/node/v1/leases"
     with ExitStack() as stack:
-        for number in range(16):
-            path = BLOB.replace("/7/", f"/{'0' * number}7/")
-            stack.enter_context(start_upload(url, "known", PIECE_BYTES, path=path))
-        wait_until(lambda: put(url, 10).status_code == 503)
-    wait_until(lambda: put(url, 10).status_code == 200)
+        for number in range(most):
+            lease = f"{'0' * (number // 2)}{1 + number % 2}"
+            stack.enter_context(start_upload(url, "known", 2**20, b"x", f"{first}/{lease}/{path}"))
+        wait_until(lambda: put(url, 20_000, path=f"{first}/3/{path}").status_code == 503)
+        assert put(url, 20_000, path=f"{first}/9/{path}").status_code == 200
+    wait_until(lambda: put(url, 20_000, path=f"{first}/3/{path}").status_code == 200)
 
 
 def test_uploads_with_invented_tokens_take_no_place_of_others(start_proxy: Callable[..., str]) -> None:

@@ -10,12 +10,13 @@ import pytest
 from django.utils import timezone
 
 from leaderboard import charged_time, runs
-from leaderboard.models import Run, SeasonFile
+from leaderboard.models import Run
 from leaderboard.rankings import speed_probes
 from scheduler import leases, storage, uploads
 from scheduler.errors import InvalidMessageError
 from scheduler.job_kinds import get_job_kind
-from scheduler.models import Blob, JobFile, Lease, Node
+from scheduler.models import JobFile, Lease, Node
+from scheduler.node_api import job_reports
 from tests.leaderboard.conftest import create_checkpoint
 from tests.support.graph_jobs import store_graph
 from tests.support.node_jobs import finish_job, lease_job, requeue_job
@@ -208,33 +209,54 @@ def test_run_that_charges_less_than_the_server_computes_is_disputed(
     assert run.trust == state, run.reason
 
 
-@pytest.mark.parametrize(
-    ("says_running", "size", "hours", "state"),
-    [
-        (False, 10**6, (4.0,), "disputed"),
-        (True, 10**6, (4.0,), "disputed"),
-        (False, 10**6, (1.2,), "provisional"),
-        (False, 10**6, (0.4, 0.4), "provisional"),
-        (False, 10**6, (1.0, 1.0), "disputed"),  # two leases, and one dataset
-        (True, 10**10, (4.0,), "provisional"),  # 10 GB take so long over a slow line
-    ],
-)
-def test_node_that_trains_while_it_says_it_prepares_is_disputed(
-    run: Run, lease: Lease, capable_node: Node, says_running: bool, size: int, hours: tuple[float, ...], state: str
-) -> None:
-    manifest = Blob.objects.create(sha256="e" * 64, size=size)
-    SeasonFile.objects.create(season=run.season, kind="dataset", path="manifest.json", blob=manifest)
+def train_in_leases(run: Run, lease: Lease, count: int, *, passed: float, says_running: bool) -> None:
+    """Charge ten minutes in equal parts, each in a lease that lasts so many seconds."""
     now = timezone.now()
-    for number, passed in enumerate(hours, start=1):
+    for number in range(1, count + 1):
         if number > 1:
-            assert leases.lose_lease(lease, "Its heartbeat stopped.")
-            lease = Lease.objects.get(pk=leases.claim_job(capable_node).lease)
-        running_at = now - timedelta(seconds=700) if says_running else None
-        Lease.objects.filter(pk=lease.pk).update(started_at=now - timedelta(hours=passed), running_at=running_at)
+            Lease.objects.filter(pk=lease.pk).update(state=Lease.State.LOST)
+            lease.pk, lease.token_hash, lease.attempt = None, str(number), number
+            lease.state = Lease.State.ACTIVE
+            lease.save()
+        running_at = now - timedelta(seconds=passed) if says_running else None
+        Lease.objects.filter(pk=lease.pk).update(started_at=now - timedelta(hours=9), running_at=running_at)
         lease.refresh_from_db()
-        upload_checkpoint(lease, 20 * number, build_state(20 * number, 600.0 * number / len(hours)))
+        upload_checkpoint(lease, 20 * number, build_state(20 * number, 600.0 * number / count))
     JobFile.objects.create(job=lease.job, path="run.json", blob=storage.store_bytes(b"{}"))
     Run.objects.filter(pk=run.pk).update(budget="10m")
-    finish_job(lease.job, {"step": 20 * len(hours)})
+    finish_job(lease.job, {"step": 20 * count})
     run.refresh_from_db()
+
+
+@pytest.mark.parametrize(
+    ("count", "passed", "state"),
+    [
+        (1, 1300, "provisional"),
+        (8, 690, "provisional"),  # each compiles and uploads for ten minutes
+        (40, 600, "disputed"),  # 24,000 s for ten minutes
+    ],
+)
+def test_leases_of_one_owner_have_one_limit_of_uncharged_time(
+    run: Run, lease: Lease, count: int, passed: float, state: str
+) -> None:
+    train_in_leases(run, lease, count, passed=passed, says_running=True)
     assert run.trust == state, run.reason
+
+
+@pytest.mark.parametrize("count", [1, 6])
+def test_long_preparation_without_metrics_is_not_disputed(run: Run, lease: Lease, count: int) -> None:
+    """A slow line downloads for hours, each node again."""
+    train_in_leases(run, lease, count, passed=0, says_running=False)
+    assert run.trust == "provisional", run.reason
+
+
+def test_metrics_tell_that_a_node_trains_while_it_says_it_prepares(run: Run, lease: Lease) -> None:
+    batches = [protocol.MetricsBatch(sequence=number, rows=({"step": number},)) for number in (1, 2)]
+    job_reports.store_metrics(lease, batches[0])
+    lease.refresh_from_db()
+    began = lease.running_at
+    assert began is not None
+    leases.renew_lease(lease, protocol.Heartbeat(phase="preparing", seconds=0.0))
+    job_reports.store_metrics(lease, batches[1])
+    lease.refresh_from_db()
+    assert lease.running_at == began

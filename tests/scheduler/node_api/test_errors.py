@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 import pytest
+from django.contrib.auth.models import User
 from django.test import Client
 from django.utils import timezone
 
@@ -57,6 +58,18 @@ def test_only_the_token_of_the_lease_authorizes_its_calls(claimed_job: ClaimedJo
     assert response.status_code == 403
     assert "the lease's token" in read_error_detail(response)
     assert Agent(claimed_job.lease.token).poll().status_code == 403
+
+
+def test_authorization_names_the_owner_of_an_active_lease(claimed_job: ClaimedJob) -> None:
+    path = f"{ROOT}/leases/{claimed_job.lease.lease}/authorization"
+    header = build_bearer_header(claimed_job.lease.token)
+    node = Lease.objects.get().node
+    assert Client().get(path, headers=header)["X-Owner"] == f"node {node.pk}"
+    node.owner = User.objects.create_user("ada")
+    node.save()
+    assert Client().get(path, headers=header)["X-Owner"] == f"user {node.owner.pk}"
+    claimed_job.finish("released")
+    assert Client().get(path, headers=header)["X-Owner"] == "ended"
 
 
 def test_ended_lease_rejects_every_call(claimed_job: ClaimedJob) -> None:

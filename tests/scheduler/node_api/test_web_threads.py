@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-import select
 import socket
+import time
 from contextlib import ExitStack
 from typing import Any
 
 import httpx
 import pytest
 from django.conf import settings
-from django.contrib.auth.models import User
 
 from dailytrain import asgi
 from dailytrain.asgi import match_file_path
-from scheduler import uploads
 from tests.support.pool import Agent, create_job, create_node
 from tests.support.waits import WAIT_SECONDS, wait_until
 from trainer import protocol
@@ -66,22 +64,6 @@ def test_slow_uploads_of_a_lease_leave_threads_for_other_files(site_url: str, mo
         assert b'"received":0' in late.makefile("rb").read().replace(b" ", b""), "the piece is sent again"
 
 
-def test_slow_uploads_of_the_leases_of_one_owner_leave_threads(site_url: str) -> None:
-    owner = User.objects.create_user("ada")
-    nodes = [create_node(f"loco-{number}", owner=owner) for number in range(4)]
-    held = [create_job() and Agent(token).claim_job().lease for _, token in nodes]
-    with ExitStack() as stack:
-        slow = [
-            stack.enter_context(start_upload(site_url, lease)) for lease in held for _ in range(asgi.UPLOADS_PER_LEASE)
-        ]
-        assert httpx.get(f"{site_url}/graphs/{HASH}/graph.json", timeout=WAIT_SECONDS).status_code == 404
-        wait_until(lambda: len(select.select(slow, [], [], 0)[0]) == len(slow) - uploads.UPLOADS_PER_OWNER)
-        wait_until(lambda: len(uploads.running_uploads) == uploads.UPLOADS_PER_OWNER)
-        answered = select.select(slow, [], [], 0)[0]
-        assert all(connection.recv(4096).startswith(b"HTTP/1.1 503") for connection in answered)
-    wait_until(lambda: not uploads.running_uploads)
-
-
 def test_page_is_answered_while_slow_clients_send_bodies(site_url: str) -> None:
     url = httpx.URL(site_url)
     with ExitStack() as stack:
@@ -101,13 +83,15 @@ def test_page_is_answered_while_slow_clients_send_bodies(site_url: str) -> None:
             assert httpx.get(f"{site_url}{path}", timeout=WAIT_SECONDS).status_code == status
 
 
-def test_body_in_chunks_is_read_as_one_with_a_length(site_url: str) -> None:
+def test_body_in_chunks_is_read_as_one_with_a_length(site_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def post(content: Any) -> httpx.Response:
         return httpx.post(f"{site_url}/api/node/v1/volunteer", content=content, timeout=WAIT_SECONDS)
 
     whole = post(b'{"unknown": 1}')
     assert whole.status_code == 422
     assert post(iter([b'{"unknown"', b": 1}"])).json() == whole.json()
+    monkeypatch.setattr(settings, "DATA_UPLOAD_MAX_MEMORY_SIZE", 10)
+    assert post(iter([b"x" * 11])).status_code == 413, "too large for ever, not for now"
 
 
 def test_body_that_does_not_arrive_in_time_is_refused(site_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,6 +100,18 @@ def test_body_that_does_not_arrive_in_time_is_refused(site_url: str, monkeypatch
     with socket.create_connection((url.host, url.port), timeout=WAIT_SECONDS) as connection:
         connection.sendall(b"POST /github/webhook HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\nx")
         assert connection.recv(4096).startswith(b"HTTP/1.1 408")
+
+
+def test_time_for_a_body_grows_with_its_length(site_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slow node reports its metrics too."""
+    monkeypatch.setattr(asgi, "BODY_SECONDS", 0.0)
+    url = httpx.URL(site_url)
+    with socket.create_connection((url.host, url.port), timeout=WAIT_SECONDS) as connection:
+        connection.sendall(b"POST /api/node/v1/volunteer HTTP/1.1\r\nHost: x\r\nContent-Length: 4000000\r\n\r\n")
+        for _ in range(4):
+            time.sleep(0.1)
+            connection.sendall(bytes(1_000_000))
+        assert not connection.recv(4096).startswith(b"HTTP/1.1 408")
 
 
 def test_bodies_have_a_limit_together_and_each_is_refused_early(site_url: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -138,6 +138,12 @@ def test_import_misfit_prints_one_line(
     assert not (tmp_path / "back").exists()
 
 
+def test_import_reads_a_bias_expanded_from_one_number(exported: Any, tmp_path: Path) -> None:
+    tensors = {name: tensor.clone() for name, tensor in exported[1].items()}
+    torch.save(tensors | {"blocks.0.ln1.bias": torch.zeros(1).expand(128)}, tmp_path / "x.pth")
+    assert import_run(tmp_path / "x.pth", tmp_path / "back") == 0
+
+
 def save_shards(tensors: dict[str, torch.Tensor], folder: Path, *endings: str) -> None:
     folder.mkdir()
     names = sorted(tensors)

@@ -27,6 +27,8 @@ WRAPPERS = re.compile(r"_orig_mod\.|_fsdp_wrapped_module\.|_checkpoint_wrapped_m
 BUFFERS = re.compile(r"(^|\.)(inv_freq|masked_bias|mask_cache|cos|sin|position_ids|attn\.mask|kv_cache\..*)$")
 SHARD_COUNT = re.compile(r"-of-0*([1-9]\d*)\.")
 MAX_NUMBER = torch.finfo(torch.float32).max
+MAX_EXPANDED_BYTES = 2**24
+"""Of a tensor that repeats fewer numbers, such as a bias of one number."""
 
 
 def check_is_new(run_folder: Path) -> None:
@@ -106,7 +108,7 @@ def check_numbers(file: Path, name: str, tensor: Tensor) -> Tensor:
         raise FormatError(
             f"{file}: {name} is {str(tensor.dtype).removeprefix('torch.')}; quantized weights are not read"
         )
-    if tensor.untyped_storage().nbytes() < tensor.numel() * tensor.element_size():
+    if tensor.untyped_storage().nbytes() < tensor.numel() * tensor.element_size() > MAX_EXPANDED_BYTES:
         raise FormatError(
             f"{file}: {name} has fewer numbers than its shape {tuple(tensor.shape)}: it is an expanded view"
         )
