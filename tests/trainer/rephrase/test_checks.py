@@ -30,8 +30,10 @@ from trainer.rephrase.checks import (
     compute_duplicate_key,
     measure_output,
     merge_thresholds,
+    talk,
     wording,
 )
+from trainer.rephrase.checks.talk import is_talk
 from trainer.rephrase.checks.text import measure_repetition
 from trainer.rephrase.chunks import split_into_chunks
 from trainer.rephrase.prompts import STYLES, build_prompt, get_instructions
@@ -370,10 +372,49 @@ def test_honest_texts_are_rarely_taken_for_talk() -> None:
         f"files:{DATA}/text/gutenberg/validation.jsonl.xz,{DATA}/text/tinyshakespeare,{DATA}/text/wikitext-2"
     )
     chunks = [chunk for book in books for chunk in split_into_chunks(book.text)][::9]
-    refused = [chunk for chunk in chunks if wording.is_talk(clean_output(chunk), "")]
+    refused = [chunk for chunk in chunks if is_talk(clean_output(chunk), "")]
     assert len(chunks) > 500
     assert len(refused) <= 0.005 * len(chunks)
-    assert not any(wording.is_talk(clean_output(chunk), chunk) for chunk in refused)
+    assert not any(is_talk(clean_output(chunk), chunk) for chunk in refused)
+
+
+@pytest.mark.parametrize(
+    ("style", "output"),
+    [
+        ("math", "Problem: What is 3 times 5?\n\nSolution: Three fives are 15.\nThe answer is $\\boxed{15}$."),
+        ("tutorial", "1. Fill the tank.\n2. Wait.\n\nCheck the level: it is high."),
+        ("medium", "The task was hard, and the crew was tired."),
+        ("medium", "First, the user needs a key to open the box."),
+        ("medium", "The instruction is fetched from memory by the processor."),
+        ("medium", "Let us read a page of the old book."),
+        ("medium", "Let me count the ways in which I love thee."),
+        ("medium", "```sh\nmake\n```\n\nThis builds the program."),
+        ("medium", "> All men are equal.\n\nSo begins the letter."),
+        ("medium", "Here is an example:\n\n    x = 1\n\nIt sets a name."),
+        ("medium", "We create a table with three columns."),
+        ("medium", "The following settings apply to all runs:\n\n- depth\n- width"),
+        ("medium", "Converting strings to numbers: use int."),
+    ],
+)
+def test_honest_output_is_no_talk(style: str, output: str) -> None:
+    assert not is_talk(clean_output(output), "", style)
+
+
+def test_patterns_of_talk_see_a_bounded_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+
+    class Recorder:
+        def match(self, text: str) -> None:
+            seen.append(len(text))
+
+        fullmatch = match
+
+    monkeypatch.setattr(talk, "TALKS", (Recorder(),))
+    monkeypatch.setattr(talk, "LINE", Recorder())
+    monkeypatch.setattr(talk, "CLOSING", Recorder())
+    assert not is_talk("a-" * 100_000, "")
+    assert len(seen) == 6
+    assert max(seen) <= talk.MAX_END_CHARS
 
 
 @pytest.mark.parametrize(
@@ -403,15 +444,18 @@ def test_introduction_or_mark_that_the_source_has_stays() -> None:
         assert clean_output(passage["world"], passage["basic"]).strip('"') == passage["world"].strip('"')
 
 
-def test_long_line_with_words_of_introductions_is_cleaned_in_linear_time() -> None:
-    """Quadratic time would reach the limit: hours instead of milliseconds."""
+def test_long_outputs_are_checked_in_linear_time() -> None:
+    """Quadratic time would reach the limit: hours instead of seconds."""
     program = (
-        "from trainer.rephrase.checks import clean_output\n"
+        "from trainer.rephrase.checks import check_output, clean_output, wording\n"
         "for end in ('', ':', '\\n\\nA ship.'):\n"
         "    text = 'Here is ' + 'version ' * 200_000 + 'x' + end\n"
         "    assert clean_output(text) == text\n"
-        "for part in ('<think>', 'I will ', '\\n\\n', 'analysis', 'thinking:\\n', '<|', 'Note: ',"
-        " 'changes:\\n', '\\n***'):\n"
-        "    clean_output(part * 200_000 + 'x')\n"
+        "for part in ('<think>', 'I will ', '\\n\\n', 'analysis', 'thinking:\\n', '<|', 'Note: ', 'changes:\\n',"
+        " '\\n***', 'a-', '- ', 'I ', '{\"', '| ', *'-_*#> \\n\\ta1.:|\"\\'<>[](){}`\\\\$~“«「é中'):\n"
+        "    text = part * 100_000 + 'x A ship.'\n"
+        "    check_output('A ship.', 'medium', text)\n"
+        "    for style in wording.FORMS:\n"
+        "        wording.find_form_violation(style, text)\n"
     )
     subprocess.run([sys.executable, "-c", program], cwd=REPOSITORY, timeout=waits.WAIT_SECONDS, check=True)

@@ -9,15 +9,12 @@ from __future__ import annotations
 
 import re
 
+from trainer.rephrase.checks.talk import CLOSING, REPHRASE, YES
+
 MAX_INTRODUCTION_CHARS = 200  # of a removed introduction
 MAX_CLOSING_CHARS = 500  # of a removed closing
 MAX_TALK = 3  # introductions, and closings, that are removed
 
-YES = r"(?:sure|certainly|of course|absolutely|okay|ok|gladly|no problem|got it|understood|great question)(?: thing)?"
-MADE = (
-    r"(?:(?:para|re)phras\w*|rewrit\w*|rewrote|reword\w*|restat\w*|simplif\w*|summar\w*|version|rendition|rendering"
-    r"|conver\w*|translat\w*|(?:the|a|an|new|your) (?:new )?(?:text|passage|dialogue)|question\w*(?: and|-)answer\w*)"
-)
 HERE = (
     r"(?:here(?:'s|’s| is| are)|this is|below (?:is|are|you(?:'|’| wi)ll find)|the following is|the following are"
     r"|i(?:'ve|’ve| have)?(?= (?:para|re[pws]|simpl|summ|conver|transl|creat|made|writ)))"
@@ -41,7 +38,6 @@ LABEL = (
     r" (?:text|version|passage|paragraph|article)|paraphrase|rephrasing|conversation|rewritten|reworded"
     r"|output|assistant"
 )
-REPHRASE = r"(?:(?:para|re)phras|rewrit|reword|restat|simplif|summari)"
 OFFER = r"(?:let me|let(?:'s|’s)|i(?:'ll|’ll| will| can|(?:'d|’d| would) be (?:happy|glad) to))"
 FORMS = (
     (
@@ -55,19 +51,6 @@ FORMS = (
     r"-{3,}[ \t]*(?=\n)",
 )
 INTRODUCTION = re.compile(rf"[*_#>\s]*(?:{'|'.join(FORMS)})[*_\s]*", re.IGNORECASE)
-KEEPS = r"(?:keeps?|retains?|maintains?|preserves?|conveys?|captures?|aims?|uses?|simplifies|stays|is written)"
-I_DID = r"i(?:'ve|’ve| have| tried| kept| used| changed| aimed)"
-CLOSINGS = (
-    r"(?:i )?hope (?:this|that|it|these)\b.*\b(?:help\w*|meets?|works|satisf\w+|suits|useful|what you)\b.*",
-    r"(?:please )?(?:let me know|feel free)\b.*",
-    r"if you(?:'|’| )(?:d like|need|want|prefer|would)\b.*\b(?:ask|let me know|tell me|feel free|happy to|glad to)\b.*",
-    r"(?:is there anything|would you like|do you (?:want|need)|shall i|should i)\b.*\?",
-    rf"(?:please )?note(?: that)?\b[:\s].*\b(?:{MADE}|original|{I_DID})\b.*",
-    rf"(?:this|the|my) (?:\w+ )?{MADE}(?: \w+)? {KEEPS}\b.*",
-    r"(?:word count|tokens?)\s*:?\s*~?\d+.*|~?\d+ words",
-    r"-{3,}|\*{3,}|end of (?:the )?\w+",
-)
-CLOSING = re.compile(rf"[*_#(\[\s]*(?:{'|'.join(CLOSINGS)})[*_)\]\s]*", re.IGNORECASE)
 EXPLANATION = re.compile(
     r"\n[*_#> \t]*(?:(?:key|main) )?(?:changes|improvements|notes|explanation)(?: (?:made|of|on)[^\n:]{0,60})?"
     r"[*_]*:[*_]*[ \t]*\n.*",
