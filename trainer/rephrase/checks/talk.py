@@ -47,8 +47,8 @@ CLOSING = re.compile(rf"[*_#(\[\s]*(?:{'|'.join(CLOSINGS)})[*_)\]\s]*", re.IGNOR
 LAST = r"(?=[:：][*_\"”]*\s|[*_]*[ \t]*\n\s*\n)"  # ends an introduction
 MAKE = (
     rf"(?:{REPHRASE}|(?:convert|translat|condens|produc|writ|creat|mak|giv|turn|provid|generat|craft|output|keep|cover"
-    rf""
-    rf"|understand|analy|read)\w*\b[^.\n]{{0,60}}?\b(?:{TEXTS}|(?:questions?(?: and |-)answer|markdown table|tutorial|summary|every fact|all facts)))"
+    rf"|understand|analy|read)\w*\b[^.\n]{{0,60}}?\b(?:{TEXTS}"
+    r"|(?:questions?(?: and |-)answer|markdown table|tutorial|summary|every fact|all facts)))"
 )
 LET = r"let(?: me|['’]s| us)"
 FORMS = (
