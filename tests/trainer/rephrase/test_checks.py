@@ -278,6 +278,7 @@ TEXT = GOOD["medium"]
         "Sure!\n\nHere is the rewritten text:\n\n---\n\n",
         "<think>\nThe user wants a paraphrase.\n\nDone.\n</think>\n\n",
         "The user wants a paraphrase. I write it.\n</think>\n\nSure! Here's the rephrased text:\n\n",
+        "[thinking]Hm.[/thinking]",
         "◁think▷Let me see.◁/think▷",
         "<|channel|>analysis<|message|>We rewrite.<|end|><|start|>assistant<|channel|>final<|message|>",
         "<|im_start|>assistant\n",
@@ -331,6 +332,9 @@ def test_reasoning_without_answer_leaves_nothing(output: str) -> None:
         f"<answer>{TEXT}</answer>",
         f"```text\n{TEXT}\n```",
         f"“{TEXT}”",
+        f"'{TEXT}'",
+        f"「{TEXT}」",
+        f'{{"text": "{TEXT}"}}',
         f"\n\n{TEXT}  \n",
     ],
 )
@@ -355,6 +359,17 @@ def test_surrounding_quotes_and_space_are_removed(text: str) -> None:
         "Den omskrevne teksten på vanlig norsk språk følger nedenfor:\n\n",
         "以下是改写后的文本：\n\n",
         '"""',
+        "Sure, the ship. ",
+        "Absolutely! ",
+        "Here you go! ",
+        "In simpler words: ",
+        "Try this:\n",
+        "They want me to rewrite it. ",
+        "Claro. ",
+        "Natürlich! ",
+        "<answer>",
+        "### Response\n",
+        "Human: Hm.\nAI: ",
         f"{TEXT}\n\nFinal version:\n",
         f"{TEXT}\n\nWait, I should check the facts.\n",
     ],
@@ -363,6 +378,21 @@ def test_talk_that_may_belong_to_the_text_is_refused_and_not_cut(opening: str) -
     found = check_output(SOURCE, "medium", opening + TEXT)
     assert found.reasons == ("talk",)
     assert "talk" not in check_output(opening + SOURCE, "medium", opening + TEXT).reasons
+
+
+@pytest.mark.parametrize(
+    "closing",
+    [
+        "This keeps the meaning of the original text.",
+        "(I replaced the rare words.)",
+        "Let me know if you'd like any changes!",
+        "I hope you like it!",
+        "Ich hoffe, das hilft!",
+    ],
+)
+def test_closing_in_the_last_line_is_refused_and_in_its_own_line_removed(closing: str) -> None:
+    assert check_output(SOURCE, "medium", f"{TEXT} {closing}").reasons == ("talk",)
+    assert clean_output(f"{TEXT}\n\n{closing}", SOURCE) == TEXT
 
 
 def test_honest_texts_are_rarely_taken_for_talk() -> None:
@@ -374,7 +404,7 @@ def test_honest_texts_are_rarely_taken_for_talk() -> None:
     chunks = [chunk for book in books for chunk in split_into_chunks(book.text)][::9]
     refused = [chunk for chunk in chunks if is_talk(clean_output(chunk), "")]
     assert len(chunks) > 500
-    assert len(refused) <= 0.005 * len(chunks)
+    assert len(refused) <= 0.002 * len(chunks)
     assert not any(is_talk(clean_output(chunk), chunk) for chunk in refused)
 
 

@@ -7,6 +7,7 @@ Nothing is removed that the source itself has: it may be about language models.
 
 from __future__ import annotations
 
+import json
 import re
 
 from trainer.rephrase.checks.talk import CLOSING, REPHRASE, YES
@@ -58,12 +59,16 @@ EXPLANATION = re.compile(
 )
 LAST_SENTENCE = re.compile(r"(?<=[.!?]) (?:i )?hope (?:this|that|it) helps[^\n]{0,30}$", re.IGNORECASE)
 WRAPPED = re.compile(r"<(\w{3,30})>(.*)</\1>", re.DOTALL)
-QUOTED = re.compile(r'"([^"]*)"|“([^“”]*)”|«([^«»]*)»')
+QUOTES = {'"': '"', "“": "”", "«": "»", "'": "'", "‘": "’", "„": "“", "「": "」", "『": "』"}
 BOXED = re.compile(r"\$*\\boxed\{(?:\\text\{)?([^{}]*)\}?\}\$*")
 FENCED = re.compile(r"```\w*\n(.*?)\n?```", re.DOTALL)
 THOUGHT = r"(?:[\w:]{0,20}(?:think(?:ing)?|thoughts?|reason(?:ing)?|reflection|monologue|scratchpad)|analysis)"
-OPENINGS = (rf"(?:<|&lt;)\s*{THOUGHT}\s*(?:>|&gt;)", r"\[THINK\]|◁think▷|<\|begin_of_thought\|>|<\|inner_prefix\|>")
-CLOSING_MARKS = (rf"(?:<|&lt;)\s*/\s*{THOUGHT}\s*(?:>|&gt;)", r"\[/THINK\]|◁/think▷")
+OPENINGS = (
+    rf"(?:<|&lt;)\s*{THOUGHT}\s*(?:>|&gt;)",
+    r"\[THINK\]|◁think▷|<\|begin_of_thought\|>|<\|inner_prefix\|>",
+    r"\[(?:thinking|thoughts?|reasoning)\]",
+)
+CLOSING_MARKS = (rf"(?:<|&lt;)\s*/\s*{THOUGHT}\s*(?:>|&gt;)", r"\[/(?:THINK|thinking|thoughts?|reasoning)\]|◁/think▷")
 CLOSING_TOKENS = r"<\|end_of_thought\|>|<\|inner_suffix\|>|<channel\|>"
 REASONING = re.compile(
     rf"(?P<open>{'|'.join(OPENINGS)}|<\|channel>thought)|{'|'.join(CLOSING_MARKS)}|{CLOSING_TOKENS}", re.IGNORECASE
@@ -100,10 +105,24 @@ def clean_output(output: str, source: str = "") -> str:
     fenced = FENCED.fullmatch(text)
     if fenced and "```" not in source:
         text = fenced[1].strip()
-    quoted = QUOTED.fullmatch(text)
-    if quoted and not source.strip().startswith(('"', "“", "«")):
-        return quoted[0][1:-1].strip()
+    if text.startswith("{") and not source.startswith("{"):
+        text = unwrap_json(text)
+    end = QUOTES.get(text[:1])
+    is_quoted = end is not None and text.endswith(end) and not source.strip().startswith(tuple(QUOTES))
+    inside = text[1:-1].replace("\\", " ")
+    # Inside words, an apostrophe is no quotation mark.
+    if is_quoted and not re.search(rf"(?<!\w)[{text[0]}{end}]|[{text[0]}{end}](?!\w)", inside):
+        return text[1:-1].strip()
     return text
+
+
+def unwrap_json(text: str) -> str:
+    """Return the text of a JSON object that has nothing else."""
+    try:
+        values = list(json.loads(text).values())
+    except (ValueError, RecursionError):
+        return text
+    return values[0].strip() if len(values) == 1 and isinstance(values[0], str) else text
 
 
 def remove_reasoning(text: str, source: str) -> str:
