@@ -30,8 +30,10 @@ from trainer.rephrase.checks import (
     compute_duplicate_key,
     measure_output,
     merge_thresholds,
+    talk,
     wording,
 )
+from trainer.rephrase.checks.talk import is_talk
 from trainer.rephrase.checks.text import measure_repetition
 from trainer.rephrase.chunks import split_into_chunks
 from trainer.rephrase.prompts import STYLES, build_prompt, get_instructions
@@ -276,6 +278,7 @@ TEXT = GOOD["medium"]
         "Sure!\n\nHere is the rewritten text:\n\n---\n\n",
         "<think>\nThe user wants a paraphrase.\n\nDone.\n</think>\n\n",
         "The user wants a paraphrase. I write it.\n</think>\n\nSure! Here's the rephrased text:\n\n",
+        "[thinking]Hm.[/thinking]",
         "◁think▷Let me see.◁/think▷",
         "<|channel|>analysis<|message|>We rewrite.<|end|><|start|>assistant<|channel|>final<|message|>",
         "<|im_start|>assistant\n",
@@ -329,6 +332,9 @@ def test_reasoning_without_answer_leaves_nothing(output: str) -> None:
         f"<answer>{TEXT}</answer>",
         f"```text\n{TEXT}\n```",
         f"“{TEXT}”",
+        f"'{TEXT}'",
+        f"「{TEXT}」",
+        f'{{"text": "{TEXT}"}}',
         f"\n\n{TEXT}  \n",
     ],
 )
@@ -353,6 +359,17 @@ def test_surrounding_quotes_and_space_are_removed(text: str) -> None:
         "Den omskrevne teksten på vanlig norsk språk følger nedenfor:\n\n",
         "以下是改写后的文本：\n\n",
         '"""',
+        "Sure, the ship. ",
+        "Absolutely! ",
+        "Here you go! ",
+        "In simpler words: ",
+        "Try this:\n",
+        "They want me to rewrite it. ",
+        "Claro. ",
+        "Natürlich! ",
+        "<answer>",
+        "### Response\n",
+        "Human: Hm.\nAI: ",
         f"{TEXT}\n\nFinal version:\n",
         f"{TEXT}\n\nWait, I should check the facts.\n",
     ],
@@ -363,6 +380,21 @@ def test_talk_that_may_belong_to_the_text_is_refused_and_not_cut(opening: str) -
     assert "talk" not in check_output(opening + SOURCE, "medium", opening + TEXT).reasons
 
 
+@pytest.mark.parametrize(
+    "closing",
+    [
+        "This keeps the meaning of the original text.",
+        "(I replaced the rare words.)",
+        "Let me know if you'd like any changes!",
+        "I hope you like it!",
+        "Ich hoffe, das hilft!",
+    ],
+)
+def test_closing_in_the_last_line_is_refused_and_in_its_own_line_removed(closing: str) -> None:
+    assert check_output(SOURCE, "medium", f"{TEXT} {closing}").reasons == ("talk",)
+    assert clean_output(f"{TEXT}\n\n{closing}", SOURCE) == TEXT
+
+
 def test_honest_texts_are_rarely_taken_for_talk() -> None:
     if not (DATA / "text").is_dir():
         pytest.skip("there is no real text (DAILYTRAIN_DATA)")
@@ -370,10 +402,49 @@ def test_honest_texts_are_rarely_taken_for_talk() -> None:
         f"files:{DATA}/text/gutenberg/validation.jsonl.xz,{DATA}/text/tinyshakespeare,{DATA}/text/wikitext-2"
     )
     chunks = [chunk for book in books for chunk in split_into_chunks(book.text)][::9]
-    refused = [chunk for chunk in chunks if wording.is_talk(clean_output(chunk), "")]
+    refused = [chunk for chunk in chunks if is_talk(clean_output(chunk), "")]
     assert len(chunks) > 500
-    assert len(refused) <= 0.005 * len(chunks)
-    assert not any(wording.is_talk(clean_output(chunk), chunk) for chunk in refused)
+    assert len(refused) <= 0.002 * len(chunks)
+    assert not any(is_talk(clean_output(chunk), chunk) for chunk in refused)
+
+
+@pytest.mark.parametrize(
+    ("style", "output"),
+    [
+        ("math", "Problem: What is 3 times 5?\n\nSolution: Three fives are 15.\nThe answer is $\\boxed{15}$."),
+        ("tutorial", "1. Fill the tank.\n2. Wait.\n\nCheck the level: it is high."),
+        ("medium", "The task was hard, and the crew was tired."),
+        ("medium", "First, the user needs a key to open the box."),
+        ("medium", "The instruction is fetched from memory by the processor."),
+        ("medium", "Let us read a page of the old book."),
+        ("medium", "Let me count the ways in which I love thee."),
+        ("medium", "```sh\nmake\n```\n\nThis builds the program."),
+        ("medium", "> All men are equal.\n\nSo begins the letter."),
+        ("medium", "Here is an example:\n\n    x = 1\n\nIt sets a name."),
+        ("medium", "We create a table with three columns."),
+        ("medium", "The following settings apply to all runs:\n\n- depth\n- width"),
+        ("medium", "Converting strings to numbers: use int."),
+    ],
+)
+def test_honest_output_is_no_talk(style: str, output: str) -> None:
+    assert not is_talk(clean_output(output), "", style)
+
+
+def test_patterns_of_talk_see_a_bounded_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+
+    class Recorder:
+        def match(self, text: str) -> None:
+            seen.append(len(text))
+
+        fullmatch = match
+
+    monkeypatch.setattr(talk, "TALKS", (Recorder(),))
+    monkeypatch.setattr(talk, "LINE", Recorder())
+    monkeypatch.setattr(talk, "CLOSING", Recorder())
+    assert not is_talk("a-" * 100_000, "")
+    assert len(seen) == 6
+    assert max(seen) <= talk.MAX_END_CHARS
 
 
 @pytest.mark.parametrize(
@@ -403,15 +474,18 @@ def test_introduction_or_mark_that_the_source_has_stays() -> None:
         assert clean_output(passage["world"], passage["basic"]).strip('"') == passage["world"].strip('"')
 
 
-def test_long_line_with_words_of_introductions_is_cleaned_in_linear_time() -> None:
-    """Quadratic time would reach the limit: hours instead of milliseconds."""
+def test_long_outputs_are_checked_in_linear_time() -> None:
+    """Quadratic time would reach the limit: hours instead of seconds."""
     program = (
-        "from trainer.rephrase.checks import clean_output\n"
+        "from trainer.rephrase.checks import check_output, clean_output, wording\n"
         "for end in ('', ':', '\\n\\nA ship.'):\n"
         "    text = 'Here is ' + 'version ' * 200_000 + 'x' + end\n"
         "    assert clean_output(text) == text\n"
-        "for part in ('<think>', 'I will ', '\\n\\n', 'analysis', 'thinking:\\n', '<|', 'Note: ',"
-        " 'changes:\\n', '\\n***'):\n"
-        "    clean_output(part * 200_000 + 'x')\n"
+        "for part in ('<think>', 'I will ', '\\n\\n', 'analysis', 'thinking:\\n', '<|', 'Note: ', 'changes:\\n',"
+        " '\\n***', 'a-', '- ', 'I ', '{\"', '| ', *'-_*#> \\n\\ta1.:|\"\\'<>[](){}`\\\\$~“«「é中'):\n"
+        "    text = part * 100_000 + 'x A ship.'\n"
+        "    check_output('A ship.', 'medium', text)\n"
+        "    for style in wording.FORMS:\n"
+        "        wording.find_form_violation(style, text)\n"
     )
     subprocess.run([sys.executable, "-c", program], cwd=REPOSITORY, timeout=waits.WAIT_SECONDS, check=True)

@@ -53,9 +53,12 @@ OTHERS = tuple(
         (rb"version https://git-lfs", "a pointer of Git LFS to a file that was not downloaded"),
     )
 )
-MAX_ROWS, MIN_ROWS, MIN_STEADY = 1000, 5, 0.9  # of a table: lines looked at, without a header, share of equal ones
+OTHER_NAMES = (".csv", ".tsv", ".html", ".htm", ".xml", ".sql", ".yaml", ".yml")
+MAX_ROWS, MIN_ROWS, MIN_STEADY, MIN_RAGGED = 1000, 5, 0.9, 0.6  # of a table: lines looked at, and the share of rows
 QUOTED_CELL = re.compile(r'(?:(?<=[,;|\t\n])|\A)"[^"]*(?:""[^"]*)*"(?=[,;|\t\r\n]|\Z)')
-COLUMN_NAME = re.compile(r"(?:\w[\w./%()#-]{0,39}(?: \w{1,20}){0,2})?")
+COLUMN_NAME = re.compile(r"(?:[^\W\d][\w./%()#-]{0,39}(?: \w{1,20}){0,2})?")
+COLUMN_NAMES = {"id", "text", "content", "document", "sentence", "label", "title", "name", "body", "url", "date"}
+FIRST_TAG = re.compile(r"<([a-zA-Z][\w:-]{0,40})(?:\s[^<>]{0,999})?/?>")
 UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 DECODER = json.JSONDecoder()
 
@@ -138,9 +141,15 @@ def _choose_parser(name: str, head: bytes, encoding: str) -> Callable[[str, IO[b
     if stem.endswith(LINES_NAMES):
         return _parse_json_lines
     text = head.decode(encoding, "ignore").removeprefix("\ufeff")
-    if stem.endswith((".csv", ".tsv")) or _is_table(text.lstrip("\r\n"), is_whole=len(head) < HEAD_BYTES):
-        raise CorpusError(f"{name} is a table (CSV or TSV): save it as JSON lines or Parquet with a column text")
-    line, _, following = (text := text.lstrip()).partition("\n")
+    if stem.endswith(OTHER_NAMES[:2]) or _is_table(text.lstrip("\r\n"), is_whole=len(head) < HEAD_BYTES):
+        raise CorpusError(
+            f"{name} is a table (CSV or TSV): save it, or a text that looks like one, as JSON lines with a text"
+        )
+    tag = FIRST_TAG.match(text := text.lstrip())
+    is_markup = tag is not None and (tag[1].lower() in ("meta", "link") or f"</{tag[1]}>" in text)
+    if stem.endswith(OTHER_NAMES) or (is_markup and not stem.endswith((".md", ".rst"))):
+        raise CorpusError(f"{name} is markup or code (HTML, XML, SQL, YAML): save its texts as JSON lines")
+    line = text.partition("\n")[0]
     is_array = text.startswith("[")
     (first, rest), (single, after) = _decode_first(text.removeprefix("[") if is_array else text), _decode_first(line)
     single = None if after else single
@@ -151,11 +160,20 @@ def _choose_parser(name: str, head: bytes, encoding: str) -> Callable[[str, IO[b
     is_document = isinstance(first, dict) and ("text" in first or {"prompt", "response"} <= first.keys())
     if is_document or (isinstance(first, str) and is_array):
         return _parse_json_lines if single == first and not is_array else _parse_json
-    if isinstance(single, str) and "\\" in text and isinstance(_decode_first(following)[0], str):
+    lines = text.split("\n", 3)[:3] if len(head) == HEAD_BYTES else text.rstrip().split("\n")[:MAX_ROWS]
+    values = [value if not rest_of_line else None for value, rest_of_line in map(_decode_first, lines)]
+    if "\\" in text and len(values) > 1 and all(isinstance(value, str) for value in values):
         return _parse_json_lines
-    # One object may begin a text. A second one, an array of them, or one with others inside is a record.
-    is_nested = isinstance(first, dict) and not rest and any(isinstance(value, dict | list) for value in first.values())
-    is_record = isinstance(first, dict) and bool(first) and (is_array or is_nested or rest.startswith("{"))
+    is_lists = all(value and isinstance(value, list) for value in values) and not isinstance(first, dict)
+    if is_lists or (is_array and isinstance(first, list)) or re.match(r"\{\s*'\w{1,40}'\s*:", text):
+        raise CorpusError(f"{name} has lists or dicts, not texts: save it as JSON lines")
+    if len(values) > 2 and line and single is None and all(value and isinstance(value, dict) for value in values[1:3]):
+        raise CorpusError(f"{name} has a line before its JSON lines: remove it")
+    # An object may begin a text. All of the file, an array of them, or several are records.
+    is_whole = isinstance(first, dict) and (
+        not rest or isinstance(_decode_first(rest)[0], dict) or len(head) == HEAD_BYTES
+    )
+    is_record = isinstance(first, dict) and bool(first) and (is_array or is_whole)
     if stem.endswith(TEXT_NAMES) and not is_record:
         return _parse_text
     if text.startswith("{") and "\n" not in text and len(head) == HEAD_BYTES:
@@ -179,30 +197,34 @@ def _decode_first(text: str) -> tuple[Any, str]:
 
 
 def _is_table(text: str, is_whole: bool) -> bool:
-    """Return whether nearly all lines are rows with the same number of cells, as in CSV and TSV files.
+    """Return whether the lines are rows of cells, as in CSV and TSV files.
 
-    Cells stand close to their separators; prose has a space after a comma, and code ends lines with a semicolon.
+    Either the first line names the columns, or nearly all lines have the same number of cells, three or more, and
+    begin or end with a number or have quotes. Cells stand close to their separators; prose has a space after a comma.
     """
+    text = re.sub(r"\Asep=.\r?\n", "", text)
     lines = QUOTED_CELL.sub("q", text if is_whole else f'{text}"').splitlines()
-    lines = lines[: MAX_ROWS if is_whole or len(lines) > MAX_ROWS else max(2, len(lines) - 1)]
+    lines = list(filter(str.strip, lines[: MAX_ROWS if is_whole or len(lines) > MAX_ROWS else max(2, len(lines) - 1)]))
     header = text.partition("\n")[0].strip("\r")
-    is_column = header.strip('"') in ("text", "content", "document") and len(lines) > 1
-    return is_column or any(_has_steady_cells(lines, header, separator) for separator in "\t,;|")
+    if header.strip('"') in COLUMN_NAMES:
+        return len(lines) > 1 and set(lines[1:]) == {"q"}
+    return "\x01" in header or any(_has_cells(lines, header, separator) for separator in "\t,;|")
 
 
-def _has_steady_cells(lines: list[str], header: str, separator: str) -> bool:
-    lines = list(filter(str.strip, lines)) if separator == "\t" else lines  # CoNLL has an empty line after a sentence
+def _has_cells(lines: list[str], header: str, separator: str) -> bool:
+    names = [name.strip(' "') for name in header.split(separator)]
+    is_named = len(names) == len(set(names)) > 1 and all(map(COLUMN_NAME.fullmatch, names))
+    has_header = is_named and not COLUMN_NAMES.isdisjoint(map(str.lower, names))
+    if has_header:
+        rows = [line for line in lines[1:] if line.count(separator) >= len(names) - 1]
+        return len(rows) >= max(1, MIN_RAGGED * (len(lines) - 1))
     most, _ = Counter(line.count(separator) for line in lines).most_common(1)[0] if lines else (0, 0)
     rows = [line for line in lines if line.count(separator) == most]
-    if not most or len(rows) < MIN_STEADY * len(lines) or all(line.startswith("|") for line in rows):
+    if most < 2 or separator == "|" or len(rows) < max(MIN_ROWS, MIN_STEADY * len(lines)):
         return False
-    names = [name.strip(' "') for name in header.split(separator)]
-    has_header = len(names) == len(set(names)) == most + 1 and all(map(COLUMN_NAME.fullmatch, names))
-    separator = re.escape(separator)
-    inside = sum(len(re.findall(rf"\S{separator}(?=\S)", line)) for line in rows)
-    is_tight = inside >= most * len(rows) / 2
-    has_numbers = all(re.search(rf"(?:^|{separator}) ?\d+ ?(?:{separator}|$)", line) for line in rows[1:])
-    return len(rows) >= (2 if has_header and is_tight else MIN_ROWS) and (is_tight or (has_header and has_numbers))
+    cell = r"(?:q|-?\d+(?:\.\d+)?)"
+    edge = re.compile(rf"{cell}{separator}(?=\S)|.*\S{separator}{cell}\Z")
+    return all(edge.match(row) or f"{separator}q{separator}" in row for row in rows[1:])
 
 
 # --- parsers ----------------------------------------------------------------------------------------------------------

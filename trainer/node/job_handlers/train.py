@@ -31,8 +31,8 @@ FILES = ("run.json",)  # uploaded with the result
 PROBE_SECONDS = 120.0  # for the start of a probe on a slow machine and the few steps that always run
 PROBE_BYTES = 10_000
 TIME_ADVICE = (
-    "It goes on from its last checkpoint. If no node is fast enough: a shorter checkpoint_every, a smaller budget, or a "
-    "larger wall_seconds in the track's limits."
+    "It goes on from its last checkpoint. If no node is fast enough: a shorter checkpoint_every, a smaller budget, or "
+    "a larger wall_seconds in the track's limits."
 )
 
 

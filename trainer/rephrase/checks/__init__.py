@@ -107,7 +107,7 @@ def check_output(
     if style not in thresholds:
         raise UserError(f"There is no style {style!r}; there are {', '.join(thresholds)}.")
     analyzed, text = analyze_source(source), AnalyzedText(clean_output(output, source))
-    if reason := wording.find_wording_problem(analyzed, text, ended):
+    if reason := wording.find_wording_problem(analyzed, text, ended, style):
         return CheckResult(False, (reason,), text.raw)
     measures = _measure(analyzed, text)
     reasons = [reason for reason, applies in find_violations(measures, thresholds[style]).items() if applies]

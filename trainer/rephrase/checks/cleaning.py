@@ -7,17 +7,15 @@ Nothing is removed that the source itself has: it may be about language models.
 
 from __future__ import annotations
 
+import json
 import re
+
+from trainer.rephrase.checks.talk import CLOSING, REPHRASE, YES
 
 MAX_INTRODUCTION_CHARS = 200  # of a removed introduction
 MAX_CLOSING_CHARS = 500  # of a removed closing
 MAX_TALK = 3  # introductions, and closings, that are removed
 
-YES = r"(?:sure|certainly|of course|absolutely|okay|ok|gladly|no problem|got it|understood|great question)(?: thing)?"
-MADE = (
-    r"(?:(?:para|re)phras\w*|rewrit\w*|rewrote|reword\w*|restat\w*|simplif\w*|summar\w*|version|rendition|rendering"
-    r"|conver\w*|translat\w*|(?:the|a|an|new|your) (?:new )?(?:text|passage|dialogue)|question\w*(?: and|-)answer\w*)"
-)
 HERE = (
     r"(?:here(?:'s|’s| is| are)|this is|below (?:is|are|you(?:'|’| wi)ll find)|the following is|the following are"
     r"|i(?:'ve|’ve| have)?(?= (?:para|re[pws]|simpl|summ|conver|transl|creat|made|writ)))"
@@ -41,7 +39,6 @@ LABEL = (
     r" (?:text|version|passage|paragraph|article)|paraphrase|rephrasing|conversation|rewritten|reworded"
     r"|output|assistant"
 )
-REPHRASE = r"(?:(?:para|re)phras|rewrit|reword|restat|simplif|summari)"
 OFFER = r"(?:let me|let(?:'s|’s)|i(?:'ll|’ll| will| can|(?:'d|’d| would) be (?:happy|glad) to))"
 FORMS = (
     (
@@ -55,19 +52,6 @@ FORMS = (
     r"-{3,}[ \t]*(?=\n)",
 )
 INTRODUCTION = re.compile(rf"[*_#>\s]*(?:{'|'.join(FORMS)})[*_\s]*", re.IGNORECASE)
-KEEPS = r"(?:keeps?|retains?|maintains?|preserves?|conveys?|captures?|aims?|uses?|simplifies|stays|is written)"
-I_DID = r"i(?:'ve|’ve| have| tried| kept| used| changed| aimed)"
-CLOSINGS = (
-    r"(?:i )?hope (?:this|that|it|these)\b.*\b(?:help\w*|meets?|works|satisf\w+|suits|useful|what you)\b.*",
-    r"(?:please )?(?:let me know|feel free)\b.*",
-    r"if you(?:'|’| )(?:d like|need|want|prefer|would)\b.*\b(?:ask|let me know|tell me|feel free|happy to|glad to)\b.*",
-    r"(?:is there anything|would you like|do you (?:want|need)|shall i|should i)\b.*\?",
-    rf"(?:please )?note(?: that)?\b[:\s].*\b(?:{MADE}|original|{I_DID})\b.*",
-    rf"(?:this|the|my) (?:\w+ )?{MADE}(?: \w+)? {KEEPS}\b.*",
-    r"(?:word count|tokens?)\s*:?\s*~?\d+.*|~?\d+ words",
-    r"-{3,}|\*{3,}|end of (?:the )?\w+",
-)
-CLOSING = re.compile(rf"[*_#(\[\s]*(?:{'|'.join(CLOSINGS)})[*_)\]\s]*", re.IGNORECASE)
 EXPLANATION = re.compile(
     r"\n[*_#> \t]*(?:(?:key|main) )?(?:changes|improvements|notes|explanation)(?: (?:made|of|on)[^\n:]{0,60})?"
     r"[*_]*:[*_]*[ \t]*\n.*",
@@ -75,12 +59,16 @@ EXPLANATION = re.compile(
 )
 LAST_SENTENCE = re.compile(r"(?<=[.!?]) (?:i )?hope (?:this|that|it) helps[^\n]{0,30}$", re.IGNORECASE)
 WRAPPED = re.compile(r"<(\w{3,30})>(.*)</\1>", re.DOTALL)
-QUOTED = re.compile(r'"([^"]*)"|“([^“”]*)”|«([^«»]*)»')
+QUOTES = {'"': '"', "“": "”", "«": "»", "'": "'", "‘": "’", "„": "“", "「": "」", "『": "』"}
 BOXED = re.compile(r"\$*\\boxed\{(?:\\text\{)?([^{}]*)\}?\}\$*")
 FENCED = re.compile(r"```\w*\n(.*?)\n?```", re.DOTALL)
 THOUGHT = r"(?:[\w:]{0,20}(?:think(?:ing)?|thoughts?|reason(?:ing)?|reflection|monologue|scratchpad)|analysis)"
-OPENINGS = (rf"(?:<|&lt;)\s*{THOUGHT}\s*(?:>|&gt;)", r"\[THINK\]|◁think▷|<\|begin_of_thought\|>|<\|inner_prefix\|>")
-CLOSING_MARKS = (rf"(?:<|&lt;)\s*/\s*{THOUGHT}\s*(?:>|&gt;)", r"\[/THINK\]|◁/think▷")
+OPENINGS = (
+    rf"(?:<|&lt;)\s*{THOUGHT}\s*(?:>|&gt;)",
+    r"\[THINK\]|◁think▷|<\|begin_of_thought\|>|<\|inner_prefix\|>",
+    r"\[(?:thinking|thoughts?|reasoning)\]",
+)
+CLOSING_MARKS = (rf"(?:<|&lt;)\s*/\s*{THOUGHT}\s*(?:>|&gt;)", r"\[/(?:THINK|thinking|thoughts?|reasoning)\]|◁/think▷")
 CLOSING_TOKENS = r"<\|end_of_thought\|>|<\|inner_suffix\|>|<channel\|>"
 REASONING = re.compile(
     rf"(?P<open>{'|'.join(OPENINGS)}|<\|channel>thought)|{'|'.join(CLOSING_MARKS)}|{CLOSING_TOKENS}", re.IGNORECASE
@@ -117,10 +105,24 @@ def clean_output(output: str, source: str = "") -> str:
     fenced = FENCED.fullmatch(text)
     if fenced and "```" not in source:
         text = fenced[1].strip()
-    quoted = QUOTED.fullmatch(text)
-    if quoted and not source.strip().startswith(('"', "“", "«")):
-        return quoted[0][1:-1].strip()
+    if text.startswith("{") and not source.startswith("{"):
+        text = unwrap_json(text)
+    end = QUOTES.get(text[:1])
+    is_quoted = end is not None and text.endswith(end) and not source.strip().startswith(tuple(QUOTES))
+    inside = text[1:-1].replace("\\", " ")
+    # Inside words, an apostrophe is no quotation mark.
+    if is_quoted and not re.search(rf"(?<!\w)[{text[0]}{end}]|[{text[0]}{end}](?!\w)", inside):
+        return text[1:-1].strip()
     return text
+
+
+def unwrap_json(text: str) -> str:
+    """Return the text of a JSON object that has nothing else."""
+    try:
+        values = list(json.loads(text).values())
+    except (ValueError, RecursionError):
+        return text
+    return values[0].strip() if len(values) == 1 and isinstance(values[0], str) else text
 
 
 def remove_reasoning(text: str, source: str) -> str:

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Final
 
+from trainer.rephrase.checks.talk import is_talk
 from trainer.rephrase.checks.text import AnalyzedText
-from trainer.rephrase.languages import UNKNOWN, identify_language
 from trainer.rephrase.prompts import VERSIONS
 
 REFUSALS = re.compile(
@@ -30,52 +30,13 @@ NO_TEXT = re.compile(
     r"|there\s+is\s+no\s+text)\b[^.!?\n]{0,60}\b(?:text|passage|paragraph|content)",
     re.IGNORECASE,
 )
-LAST = r"(?=[:：][*_\"”]*\s|[*_]*[ \t]*\n\s*\n)"  # ends an introduction
-MAKING = r"(?:(?:para|re)phras|rewrit|reword|restat|simplif|summari|convert|translat|condens)"
-TASK = (
-    rf"(?:{MAKING}|(?:produc|writ|creat|mak|giv|turn|provid|generat|craft|output|keep|cover|understand|analy|read)\w*\b[^\n]{{0,60}}?\b"
-    r"(?:text|passage|paragraph|version|conversation|dialogue|questions?|answers?|table|tutorial|summary|facts?"
-    r"|word problem|instructions?|sentences?)\b)"
-)
-YES = r"(?:okay|ok|alright|all right|hmm+|got it|sure)"
-FORMS_OF_TALK = (
-    # Reasoning without a mark.
-    rf"(?:{YES}|well|so|now|first)?[\s,.!]*(?:the|this|our) user(?:['’]s| wants?| needs| asks| asked| gave| has| is)\b",
-    rf"{YES}[,.!…]+\s+(?:so\b|let|i\b|we\b|here|first|the|this|now|rewrit)",
-    rf"(?:(?:first|now|so)[\s,]+)?(?:i|we|let me|let['’]s|let us)\b[^.\n]{{0,40}}?\b{TASK}",
-    r"let(?: me|['’]s| us) (?:think|analy[sz]e|break|read|start|begin|tackle|see|go|work|look|carefully|parse|draft)\b",
-    r"(?:the )?(?:task|prompt|instructions?)(?: here)? (?:is|was|asks?|says?|wants?|requires?)\b",
-    r"(?:here(?:['’]s| is) )?(?:a |my |the )?(?:thinking|thought|reasoning|analysis)(?: process)?[*_ ]*:",
-    rf"(?:to|step 1[:.]) (?:{MAKING}\w+|understand|analy[sz]e|read) (?:this|the) (?:\w+ )?(?:text|passage|task)\b",
-    r"(?:the|this) (?:given |provided |original )?(?:text|passage|excerpt) (?:can be|says|describes|discusses)\b",
-    # Introductions and labels, and marks around the answer.
-    rf"(?:here(?:['’]s)?|below|the following)(?: is| are| you)?\b[^\n]{{0,160}}?{LAST}|as (?:you )?requested\b",
-    (
-        rf"(?:[\w-]+ ){{0,3}}(?:{MAKING}\w+|output|answer|response|result|revis\w+|version|text|passage|draft)"
-        r"(?: [\w-]+){0,3}[*_ ]*(?:\([^)\n]{1,40}\))?[*_ ]*[:：]"
-    ),
-    (
-        r"(?:voici|voilà|bien sûr|d['’]accord|hier (?:ist|sind|kommt|is|folgt)|natürlich|gerne|aquí|aqui|claro"
-        r"|por supuesto|ecco|certo|certamente|com certeza|her er|här är|oto|zde je|iată|íme|tässä|işte|berikut|sau đây"
-        rf"|dưới đây)\b[^\n]{{0,160}}?{LAST}"
-    ),
-    r"\\boxed|\$+\s*\\boxed|```|\"\"\"|> ",
-)
-TALKS = tuple(re.compile(rf"[*_#\s\-]*(?:{form})", re.IGNORECASE) for form in FORMS_OF_TALK)
-TALK_LINES = re.compile(
-    r"^[*_#> \-]*(?:(?:wait|hmm+)[,.—-]+ (?:i|the|so|let|we|but|that)\b|let me (?:re|check|double|count|try)"
-    r"|(?:final|revised|improved) (?:answer|version|output|draft|text)\b[^\n]{0,20}:|(?:check|word count)\b[^\n]{0,20}:"
-    r"|the (?:final )?answer is\b[^\n]{0,9}\$?\\boxed)|\\boxed\{[^}]{25}",
-    re.IGNORECASE | re.MULTILINE,
-)
-MAX_LATIN_DIFFERENCE = 0.8  # of the first line's share of ASCII letters and that of the rest
 OPENING_CHARS = 160  # a refusal begins within this many characters
 SENTENCE_ENDS = tuple(".!?…。！？।؟")
 AFTER_END = "\"'”’»)]}*_` \n\t」』"
 MIN_ECHO_WORDS = 6
 
 
-def find_wording_problem(source: AnalyzedText, text: AnalyzedText, ended: str) -> str:
+def find_wording_problem(source: AnalyzedText, text: AnalyzedText, ended: str, style: str) -> str:
     """Return the first reason to reject a cleaned text; "" if there is none."""
     if not any(map(str.isalnum, text.raw)):
         return "empty"
@@ -83,7 +44,7 @@ def find_wording_problem(source: AnalyzedText, text: AnalyzedText, ended: str) -
         return "refusal"
     if is_echo(text, source):
         return "echo"
-    if is_talk(text.raw, source.raw):
+    if is_talk(text.raw, source.raw, style):
         return "talk"
     if ended == "length" or is_cut_off(text.raw, source.raw):
         return "cut_off"
@@ -93,33 +54,6 @@ def find_wording_problem(source: AnalyzedText, text: AnalyzedText, ended: str) -
 def is_refusal(text: str) -> bool:
     opening = text[:OPENING_CHARS]
     return any(pattern.match(opening) for pattern in (REFUSALS, NO_TEXT)) or bool(AS_A_MODEL.search(opening))
-
-
-def is_talk(text: str, source: str) -> bool:
-    """Return whether a text seems to speak of its making, or begins in another language than it continues.
-
-    Whether it does cannot be known, so nothing is cut: the model is asked again. What the source does is allowed.
-    """
-    if any(form.match(text) and not form.match(source) for form in TALKS):
-        return True
-    if TALK_LINES.search(text) and not TALK_LINES.search(source):
-        return True
-    return begins_in_other_language(text) and not begins_in_other_language(source)
-
-
-def begins_in_other_language(text: str) -> bool:
-    """Return whether the first line is in other letters than the rest, or ends with a colon and in another language."""
-    first, _, rest = text.partition("\n")
-    letters = [list(filter(str.isalpha, part)) for part in (first, rest)]
-    if not all(letters):
-        return False
-    latin_shares = [sum(map(str.isascii, part)) / len(part) for part in letters]
-    if abs(latin_shares[0] - latin_shares[1]) > MAX_LATIN_DIFFERENCE:
-        return True
-    if not first.rstrip("*_ ").endswith((":", "：")):
-        return False
-    languages = {identify_language(first), identify_language(rest)}
-    return len(languages) == 2 and UNKNOWN not in languages
 
 
 def is_echo(text: AnalyzedText, source: AnalyzedText) -> bool:

@@ -117,9 +117,8 @@ def test_delivery_over_size_limit_is_not_read_to_its_end(site_url: str, settings
         for _ in range(40):
             yield b"x" * 1000
 
-    # A body without Content-Length is not read at all.
     response = httpx.post(f"{site_url}{WEBHOOK}", content=generate_chunks(), headers=headers, timeout=WAIT_SECONDS)
-    assert (response.status_code, "Content-Length" in response.json()["detail"]) == (411, True)
+    assert response.status_code == 413
     assert not OutboxMessage.objects.exists()
 
 
