@@ -60,6 +60,7 @@ class Driver:
         out: Path | None = None,
     ) -> None:
         self.folder, self.is_rehearsal, self.out = folder, is_rehearsal, out
+        self.has_choice = bool(only)
         self.end_time = time.monotonic() + seconds - ENDING
         self.pending = list_pending(folder, stages, only)
         names = {stage.name for stage in self.pending}
@@ -85,16 +86,19 @@ class Driver:
         return sorted((live.stage for live in self.live.values()), key=lambda stage: self.order[stage.name])
 
     def start(self) -> None:
-        """Start what is chosen. A rehearsal, whose stages are small, runs one after another."""
-        seconds_left = math.inf if self.is_rehearsal else self.end_time - time.monotonic()
+        """Start what is chosen. Stages that `only` names start whatever their estimate. A rehearsal, whose stages are
+        small, runs one after another."""
+        seconds_left = math.inf if self.is_rehearsal or self.has_choice else self.end_time - time.monotonic()
         chosen = choose_starts(self.pending, self.list_live(), self.ended, seconds_left, self.gib)
         if self.is_rehearsal:
             chosen = [] if self.live else chosen[:1]
         for stage in chosen:
             self.pending.remove(stage)
             self.live[stage.name] = Process(stage, self.start_process(stage.name), time.monotonic())
-        if not self.live:
-            self.pending = []  # too late for all that are left, or too little memory
+        if self.pending and not self.live:
+            names = ", ".join(stage.name for stage in self.pending)
+            sys.stdout.write(f"Too little time or memory, not started: {names}. `--only` ignores the time.\n")
+            self.pending = []
 
     def start_process(self, name: str) -> subprocess.Popen[bytes]:
         for ending in ("ready", "go"):

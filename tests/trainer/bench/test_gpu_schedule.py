@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Collection
+from pathlib import Path
 
 import pytest
 
+from benchmarks.gpu import __main__ as gpu
 from benchmarks.gpu.schedule import MAX_WAIT_SECONDS, Stage, choose_starts, choose_turns, count_gib
 from benchmarks.gpu.stages import STAGES
 
@@ -65,3 +67,16 @@ def test_no_stage_waits_forever_whatever_others_take(seed: int) -> None:
     rng = random.Random(seed)
     factors = {name: rng.choice([0.3, 0.6, 1.0, 1.5, 2.5]) for name in ONCE}
     assert set(play(H100, 5000, (), factors)[0]) == ONCE.keys()
+
+
+def test_stage_named_by_only_starts_whatever_its_estimate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    started: list[str] = []
+    monkeypatch.setattr(gpu.Driver, "start_process", lambda _, name: started.append(name))
+    (tmp_path / "dataset").mkdir()
+    gpu.Driver(tmp_path, STAGES, 400, False, ["d24-fp8"]).start()
+    assert started == ["d24-fp8"]
+    gpu.Driver(tmp_path, STAGES, 7, False).start()
+    assert started == ["d24-fp8"]
+    assert "not started: dataset, card, tests, d24-fp8" in capsys.readouterr().out
