@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
-from benchmarks.gpu.schedule import Stage, choose_starts, choose_turns
+from benchmarks.gpu.schedule import Stage, choose_starts, choose_turns, expect_ready
 from benchmarks.gpu.stage import FOLDER, OUT, REHEARSAL, RESULTS, SKIPPED, STAGE, write_line
 from benchmarks.gpu.stages import HAVE_RUN, STAGES
 
@@ -123,7 +123,7 @@ class Driver:
     def grant_turns(self) -> None:
         now = time.monotonic()
         to_ready = {
-            name: 0.0 if self.is_ready(name) else max(1.0, live.started + live.stage.compile_seconds - now)
+            name: 0.0 if self.is_ready(name) else expect_ready(live.stage, now - live.started)
             for name, live in self.live.items()
             if not self.has_turn(name)
         }
