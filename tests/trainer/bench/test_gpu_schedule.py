@@ -12,7 +12,7 @@ from benchmarks.gpu import __main__ as gpu
 from benchmarks.gpu.schedule import MAX_WAIT_SECONDS, Stage, choose_starts, choose_turns, count_gib, expect_ready
 from benchmarks.gpu.stages import STAGES
 
-FIRST_CALL, SECOND_CALL = 534, 194  # of 540 and 200 seconds, less the summary: 15 minutes with two starts
+FIRST_CALL, SECOND_CALL, WARM_CALL = 534, 150, 224  # less the summary; after a slow start, and with all that it may have
 H100, H200 = 78.6, 138.8  # GiB
 SHARED = [stage.name for stage in STAGES if stage.shares_gpu]
 TIMED = [stage.name for stage in STAGES[: [stage.name for stage in STAGES].index(SHARED[0])]]
@@ -62,8 +62,9 @@ def test_two_calls_run_the_most_valuable_stages_first(gib: float) -> None:
     first, waits, _ = play(gib, FIRST_CALL)
     assert set(first) >= set(TIMED)
     assert max(waits[name] for name in ("d24-fp8", "d24", "nanochat-d24")) <= MAX_WAIT_SECONDS
-    left = ONCE.keys() - {*first, *play(gib, SECOND_CALL, first)[0]}
-    assert left <= {"two-processes", "d20", "nanochat-d20", "torch-d20", "d20-fp8"}  # of least value
+    least = {"two-processes", "d20", "nanochat-d20", "torch-d20", "d20-fp8"}
+    assert ONCE.keys() - {*first, *play(gib, WARM_CALL, first)[0]} <= least
+    assert ONCE.keys() - {*first, *play(gib, SECOND_CALL, first)[0]} <= {*least, *SHARED}
 
 
 @pytest.mark.parametrize("gib", [H100, H200])
@@ -72,7 +73,7 @@ def test_slower_card_and_compiler_leave_the_least_and_the_longest_stages(gib: fl
     first, _, killed = play(gib, FIRST_CALL, (), slow)
     assert not killed
     assert set(TIMED) - set(first) <= {"d24-fp8", "d12-memory"}
-    assert {"resume"} <= {*first, *play(gib, SECOND_CALL, first, slow)[0]}
+    assert {"resume"} <= {*first, *play(gib, WARM_CALL, first, slow)[0]}
 
 
 @pytest.mark.parametrize("seed", range(10))
