@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import subprocess
 from collections.abc import Collection
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from benchmarks.gpu import __main__ as gpu
 from benchmarks.gpu.schedule import MAX_WAIT_SECONDS, Stage, choose_starts, choose_turns, count_gib, expect_ready
 from benchmarks.gpu.stages import STAGES
 
-FIRST_CALL, SECOND_CALL, WARM_CALL = 534, 150, 224  # less the summary; after a slow start, and with all that it may have
+FIRST_CALL, SECOND_CALL, WARM_CALL = 534, 150, 224  # less the summary
 H100, H200 = 78.6, 138.8  # GiB
 SHARED = [stage.name for stage in STAGES if stage.shares_gpu]
 TIMED = [stage.name for stage in STAGES[: [stage.name for stage in STAGES].index(SHARED[0])]]
@@ -96,3 +97,46 @@ def test_stage_named_by_only_starts_whatever_its_estimate(
     gpu.Driver(tmp_path, STAGES, 7, False).start()
     assert started == ["d24-fp8"]
     assert "not started: dataset, card, tests, d24-fp8" in capsys.readouterr().out
+
+
+def test_killed_stage_that_does_not_end_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float | None] = []
+
+    class Hanging:
+        pid, returncode = 1, None
+
+        def poll(self) -> None:
+            return None
+
+        def wait(self, timeout: float | None = None) -> None:
+            waits.append(timeout)
+            raise subprocess.TimeoutExpired("stage", timeout or 0)
+
+    monkeypatch.setattr(gpu.os, "killpg", lambda *_: None)
+    driver = gpu.Driver(tmp_path, STAGES, 7, False)
+    driver.live["card"] = gpu.Process(STAGES[1], Hanging(), 0.0)
+    driver.finish("card", 124)
+    assert waits == [5]
+    assert [row["code"] for row in gpu.read_results(tmp_path)] == [124]
+
+
+def test_empty_library_of_a_killed_compilation_is_removed_before_the_next_call(tmp_path: Path) -> None:
+    for name, text in (("empty.so", ""), ("whole.so", "code")):
+        (tmp_path / "cache/inductor").mkdir(parents=True, exist_ok=True)
+        (tmp_path / "cache/inductor" / name).write_text(text)
+    gpu.Driver(tmp_path, STAGES, 7, False)
+    assert [path.name for path in tmp_path.rglob("*.so")] == ["whole.so"]
+
+
+def test_missing_parts_are_named_before_stages_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.setattr(gpu.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(gpu.Driver, "run", lambda _: None)
+    gpu.main(["--only", "card"], tmp_path / "gpu")
+    wanted = "Missing on this machine: gcc, git, bwrap, torchao, bitsandbytes, flash_attn_interface, nanochat."
+    assert capsys.readouterr().out.splitlines()[0] == wanted
+    (tmp_path / "extra/bubblewrap").mkdir(parents=True)
+    assert "bwrap" not in gpu.list_missing()
