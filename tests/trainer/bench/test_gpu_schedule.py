@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import random
 import subprocess
 from collections.abc import Collection
@@ -10,8 +11,10 @@ from pathlib import Path
 import pytest
 
 from benchmarks.gpu import __main__ as gpu
+from benchmarks.gpu import runs
 from benchmarks.gpu.schedule import MAX_WAIT_SECONDS, Stage, choose_starts, choose_turns, count_gib, expect_ready
 from benchmarks.gpu.stages import STAGES
+from tests.support.paths import REPOSITORY
 
 FIRST_CALL, SECOND_CALL, WARM_CALL = 534, 150, 224  # less the summary
 H100, H200 = 78.6, 138.8  # GiB
@@ -140,3 +143,24 @@ def test_missing_parts_are_named_before_stages_start(
     assert capsys.readouterr().out.splitlines()[0] == wanted
     (tmp_path / "extra/bubblewrap").mkdir(parents=True)
     assert "bwrap" not in gpu.list_missing()
+
+
+def test_page_prepares_the_dataset_as_the_stage_does_and_ends_without_it() -> None:
+    page = (REPOSITORY / "docs/how-to/gpu.md").read_text()
+    stage = inspect.getsource(runs.prepare_dataset)
+    for part in ("bpe:32768", "16MiB", "/*.py", "/*/*.py"):
+        assert part in page
+        assert part in stage
+    assert "cp -r extra/dataset benchmarks/out/gpu || exit" in page
+    ignored = subprocess.run(["git", "check-ignore", "-q", "extra/dataset"], cwd=REPOSITORY, check=False)
+    assert ignored.returncode == 0
+
+
+def test_wheels_of_the_night_are_apart_from_those_of_the_trainer() -> None:
+    trainer, night = (
+        {line.split("==")[0] for line in (REPOSITORY / "benchmarks/gpu" / name).read_text().splitlines()}
+        for name in ("wheels.txt", "wheels-night.txt")
+    )
+    assert not trainer & night
+    assert "django" in night
+    assert {"jsonargparse", "torchao"} <= trainer
