@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import importlib.util
 import json
 import math
 import os
@@ -21,11 +22,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
-from benchmarks.gpu.schedule import Stage, choose_starts, choose_turns
+from benchmarks.gpu import night, steps
+from benchmarks.gpu.schedule import Stage, choose_starts, choose_turns, expect_ready
 from benchmarks.gpu.stage import FOLDER, OUT, REHEARSAL, RESULTS, SKIPPED, STAGE, write_line
 from benchmarks.gpu.stages import HAVE_RUN, STAGES
 
@@ -60,6 +63,7 @@ class Driver:
         out: Path | None = None,
     ) -> None:
         self.folder, self.is_rehearsal, self.out = folder, is_rehearsal, out
+        self.has_choice = bool(only)
         self.end_time = time.monotonic() + seconds - ENDING
         self.pending = list_pending(folder, stages, only)
         names = {stage.name for stage in self.pending}
@@ -68,6 +72,9 @@ class Driver:
         self.live: dict[str, Process] = {}
         self.codes: dict[str, int] = {}
         self.gib = read_memory_gib() - RESERVED_GIB
+        for path in (folder / "cache").rglob("*.so"):
+            if path.stat().st_size == 0:  # of a compilation that was killed: the next one would fail on it
+                path.unlink()
 
     def run(self) -> None:
         try:
@@ -85,16 +92,19 @@ class Driver:
         return sorted((live.stage for live in self.live.values()), key=lambda stage: self.order[stage.name])
 
     def start(self) -> None:
-        """Start what is chosen. A rehearsal, whose stages are small, runs one after another."""
-        seconds_left = math.inf if self.is_rehearsal else self.end_time - time.monotonic()
+        """Start what is chosen. Stages that `only` names start whatever their estimate. A rehearsal, whose stages are
+        small, runs one after another."""
+        seconds_left = math.inf if self.is_rehearsal or self.has_choice else self.end_time - time.monotonic()
         chosen = choose_starts(self.pending, self.list_live(), self.ended, seconds_left, self.gib)
         if self.is_rehearsal:
             chosen = [] if self.live else chosen[:1]
         for stage in chosen:
             self.pending.remove(stage)
             self.live[stage.name] = Process(stage, self.start_process(stage.name), time.monotonic())
-        if not self.live:
-            self.pending = []  # too late for all that are left, or too little memory
+        if self.pending and not self.live:
+            names = ", ".join(stage.name for stage in self.pending)
+            sys.stdout.write(f"Too little time or memory, not started: {names}. `--only` ignores the time.\n")
+            self.pending = []
 
     def start_process(self, name: str) -> subprocess.Popen[bytes]:
         for ending in ("ready", "go"):
@@ -103,7 +113,8 @@ class Driver:
         environment = {key: value for key, value in os.environ.items() if key not in DISABLING}
         environment |= {STAGE: name, FOLDER: str(self.folder), OUT: str(self.out or ""), "PYTHONUNBUFFERED": "1"}
         environment |= {"TORCHINDUCTOR_COMPILE_THREADS": threads, "OMP_NUM_THREADS": threads}
-        environment |= {"DAILYTRAIN_CACHE": str(self.folder / "cache")}
+        cache = self.folder / "cache"
+        environment |= {"DAILYTRAIN_CACHE": str(cache), "TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor")}
         if self.is_rehearsal:
             environment[REHEARSAL] = "1"
         command = [sys.executable, "-m", "benchmarks.gpu", "--stage", name]
@@ -119,7 +130,7 @@ class Driver:
     def grant_turns(self) -> None:
         now = time.monotonic()
         to_ready = {
-            name: 0.0 if self.is_ready(name) else max(1.0, live.started + live.stage.compile_seconds - now)
+            name: 0.0 if self.is_ready(name) else expect_ready(live.stage, now - live.started)
             for name, live in self.live.items()
             if not self.has_turn(name)
         }
@@ -152,7 +163,8 @@ class Driver:
         live = self.live.pop(name)
         if live.process.poll() is None:
             os.killpg(live.process.pid, signal.SIGKILL)
-            live.process.wait()
+            with suppress(subprocess.TimeoutExpired):  # one that hangs in the GPU's driver does not end
+                live.process.wait(5)
         self.codes[name] = code
         self.ended.add(name)
         line = {"stage": name, "code": code, "seconds": round(time.monotonic() - live.started, 1)}
@@ -171,6 +183,15 @@ def read_memory_gib() -> float:
         return float(subprocess.run(query, capture_output=True, text=True, check=True).stdout.splitlines()[0]) / 1024
     except (OSError, subprocess.CalledProcessError, ValueError, IndexError):
         return math.inf
+
+
+def list_missing() -> list[str]:
+    """Return the parts that stages lack on this machine."""
+    programs = [name for name in ("gcc", "git", "bwrap") if shutil.which(name) is None]
+    modules = ("torchao", "bitsandbytes", "flash_attn_interface")
+    missing = programs + [name for name in modules if importlib.util.find_spec(name) is None]
+    missing += [] if steps.NANOCHAT.exists() else ["nanochat"]
+    return [name for name in missing if name != "bwrap" or not night.CARRIED.exists()]
 
 
 def read_results(folder: Path) -> list[dict[str, Any]]:
@@ -262,6 +283,8 @@ def main(argv: Sequence[str] | None = None, state: Path = STATE) -> int:
     out = options.out and options.out.resolve()
     if out is not None:
         copy_results(folder, out)  # of earlier calls
+    sys.stdout.write(f"Missing on this machine: {', '.join(list_missing()) or 'nothing'}.\n")
+    sys.stdout.flush()
     signal.signal(signal.SIGTERM, end_by_signal)
     try:
         Driver(folder, STAGES, options.seconds, options.rehearse, options.only, out).run()

@@ -50,6 +50,12 @@ def choose_starts(
     return chosen
 
 
+def expect_ready(stage: Stage, seconds: float) -> float:
+    """Return the seconds until a stage that started so many seconds ago and compiles yet is expected to be ready: if it
+    is late, as many as it is late."""
+    return max(1.0, abs(stage.compile_seconds - seconds))
+
+
 def count_gib(stages: Collection[Stage]) -> float:
     """Return the most memory that these hold together."""
     timed = max((each.peak_gib - each.waiting_gib for each in stages if not each.shares_gpu), default=0)

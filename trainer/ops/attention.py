@@ -2,15 +2,15 @@
 
 | where | case | path |
 |---|---|---|
-| GPU, 16 bit | anything | `flash-attn 2` if installed and right, without documents and without FA3 or FA4; else `varlen`: torch's own flash kernels, FA3 (Hopper) or FA4 (Blackwell) after `activate_flash_attention` where such a package is installed, FA2 otherwise |
 | GPU, 16 bit | plain, square | `sdpa`: torch picks flash, which FA3 then is too, or cuDNN. Both were faster than `varlen` on an H200 (benchmarks/results/gpu.md) |
 | anywhere | plain, square | `sdpa`, which has a flash kernel for CPUs |
-| anywhere | one query, all keys | `sdpa` without a mask |
+| anywhere | plain, one query, all keys | `sdpa` without a mask |
+| GPU, 16 bit | the rest, but documents only of a square case | `flash-attn 2` if installed and right, without documents and without FA3 or FA4; else `varlen`: torch's own flash kernels, FA3 (Hopper) or FA4 (Blackwell) after `activate_flash_attention` where such a package is installed, FA2 otherwise |
 | anywhere | the rest | `masked sdpa` |
 
-"Plain" means neither window nor documents; "square" means as many queries as keys. The first matching row applies,
-but plain and square cases use `sdpa`. All paths equal `reference_attention` up to rounding, and tests check it.
-Under autocast all take its type, as torch's sdpa does.
+"Plain" means neither window nor documents; "square" means as many queries as keys. The first matching row applies.
+All paths equal `reference_attention` up to rounding, and tests check it. Under autocast all take its type, as torch's
+sdpa does.
 
 Not covered: grouped queries (repeat the keys), dropout, FlexAttention (it has no backward pass on a CPU).
 """  # noqa: E501 - a table
@@ -126,7 +126,7 @@ def describe_kernels(device: torch.device) -> str:
     newer = current_flash_attention_impl()
     package = ", flash-attn 2" if _is_flash_2_active else ""
     refused = "".join(f"; {name} is installed and not used: {reason}" for name, reason in _refused_flash.items())
-    return f"torch's sdpa and varlen with {newer or 'FA2'}{package}{refused}"
+    return f"torch's sdpa for full layers, else varlen with {newer or 'FA2'}{package}{refused}"
 
 
 @contextmanager
