@@ -60,6 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--token", default=os.environ.get(TOKEN_VARIABLE, ""), help=f"of the site (or ${TOKEN_VARIABLE})")
     add("--repository", default="", metavar="URL", help="a fork that you may push to (the site's repository)")
     options = parser.parse_args(argv)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # commands would inherit that a client ignores it
     anyio.run(serve, build_server(SiteApi(options.server, options.token), options.repository))
     return ExitCode.OK
 

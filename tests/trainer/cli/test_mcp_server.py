@@ -61,7 +61,12 @@ def test_cancelled_tool_reports_its_progress_and_interrupts_its_command(
             await mcp_server.run_command(context, "try", "idea")
         return context
 
-    assert anyio.run(run_cancelled).reports == [(0, None, "working"), (1, 3, "1 of 3  first")]
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # as the server does
+    try:
+        reports = anyio.run(run_cancelled).reports
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert reports == [(0, None, "working"), (1, 3, "1 of 3  first")]
     assert (tmp_path / "interrupted").exists()
 
 
